@@ -20,7 +20,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
 .PHONY: demo figures-images figures-xpcs train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers \
-	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators profile gpu-check gpu-wheel lint docs clean install
+	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators profile gpu-check gpu-wheel lint docs clean install wheels
 
 demo: EXTRA = demo
 demo: install
@@ -57,7 +57,7 @@ train-tokens: install
 test: EXTRA = test
 test: install
 	mkdir -p build/outside
-	cd build/outside && JAXKERN_REQUIRE=$(JAXKERN_REQUIRE) JAXKERN_EXPECT_ABI=0.3 \
+	cd build/outside && JAXKERN_REQUIRE=$(JAXKERN_REQUIRE) \
 		$(PYTEST) -n 2 --dist loadfile $(addprefix $(CURDIR)/tests/,$(TESTS)) $(TESTFLAGS)
 
 # Tests marked `slow`, many of which are in one file; and all tests.
@@ -165,6 +165,10 @@ docs: install
 	cd build/outside && XLA_FLAGS=--xla_force_host_platform_device_count=4 \
 		$(PYTEST) --doctest-modules --pyargs jaxkern $(TESTFLAGS)
 
+# The wheels and the sdist of a release, built by zig: WHEELFLAGS="x86_64".
+wheels:
+	PYTHON=$(PYTHON) .ci/wheels $(WHEELFLAGS)
+
 clean:
 	rm -rf build dist wheelhouse .venv .venv-* demo-output
 
@@ -175,6 +179,7 @@ install: $(WHEELS)/installed
 $(WHEELS)/installed: $(VENV)/bin/python $(SOURCES)
 	rm -rf $(WHEELS)
 	$(BIN)/python -m pip wheel -q --no-deps -w $(WHEELS) .
+	$(BIN)/python -m pip uninstall -q -y jaxkern 2>&1 | grep -v 'not installed' || true  # its old name
 	$(BIN)/python -m pip install -q --no-deps --force-reinstall $(WHEELS)/*.whl
 	touch $@
 

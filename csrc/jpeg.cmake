@@ -8,13 +8,21 @@ elseif(NOT JAXKERN_JPEG STREQUAL "OFF")
   find_package(JPEG QUIET)
   if(JPEG_FOUND)
     include(CheckCXXSourceCompiles)
+    # The library's symbols are not exported, so that they cannot conflict with another libjpeg in the process. zig and
+    # macOS lack the option: .ci/install-libjpeg-turbo compiles the library with hidden symbols.
+    include(CheckLinkerFlag)
+    check_linker_flag(CXX LINKER:--exclude-libs,libjpeg.a JAXKERN_EXCLUDES_LIBS)
+    set(jaxkern_exclude_jpeg "")
+    if(JAXKERN_EXCLUDES_LIBS)
+      set(jaxkern_exclude_jpeg LINKER:--exclude-libs,libjpeg.a)
+    endif()
     # jaxkern_check_jpeg(RESULT LIBRARY): true if a shared object can be linked with the library and it
     # has all functions
     function(jaxkern_check_jpeg result library)
       set(CMAKE_REQUIRED_INCLUDES ${JPEG_INCLUDE_DIRS})
       set(CMAKE_REQUIRED_LIBRARIES ${library})
       set(CMAKE_REQUIRED_FLAGS "-fPIC")
-      set(CMAKE_REQUIRED_LINK_OPTIONS -shared LINKER:-z,defs LINKER:--exclude-libs,libjpeg.a)
+      set(CMAKE_REQUIRED_LINK_OPTIONS -shared LINKER:-z,defs ${jaxkern_exclude_jpeg})
       check_cxx_source_compiles(
         "#include <cstddef>
         #include <cstdio>

@@ -1,6 +1,6 @@
 """Trains a convolutional network on handwritten digits; killed at any time, it resumes exactly.
 
-    make train       # or: python examples/train_digits.py --help; needs jaxkern[train]
+    make train       # or: python examples/train_digits.py --help; needs jaxkern-native[train]
 
 The pipeline gathers, augments and prefetches the batches; Flax NNX and Optax train; Orbax keeps
 weights, optimizer, random streams and the pipeline's position in one checkpoint. End it with Ctrl-C

@@ -1,6 +1,6 @@
 """Trains a small language model on packed documents: the functions of Python's standard library.
 
-    make train-tokens    # or: python examples/train_tokens.py --help; needs jaxkern[train]
+    make train-tokens    # or: python examples/train_tokens.py --help; needs jaxkern-native[train]
 
 A document is the source text of one function or class; a token is a byte. `Pack` puts several
 documents into a row: segment ids restrict attention to a document, positions restart with each

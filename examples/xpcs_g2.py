@@ -1,6 +1,6 @@
 """Diffusion coefficient from detector frames: g2 of each q ring, fits of g2, D from the rates.
 
-    python examples/xpcs_g2.py --plot docs/images/xpcs-g2.png    # needs jaxkern[xpcs]
+    python examples/xpcs_g2.py --plot docs/images/xpcs-g2.png    # needs jaxkern-native[xpcs]
 
 The frames are simulated for particles with a known D. Prints the rates and D next to the
 true values.

@@ -1,6 +1,6 @@
 """The posterior of a two-time correlation by NumPyro's NUTS, compared with the errors of a fit.
 
-    python examples/xpcs_nuts.py    # needs jaxkern[xpcs,mcmc]
+    python examples/xpcs_nuts.py    # needs jaxkern-native[xpcs,mcmc]
 
 Prints a table and writes ``demo-output/xpcs-nuts.png``. The likelihood is
 `jaxkern.xpcs.log_likelihood`: value and gradient from one fused pass over the data. With much data

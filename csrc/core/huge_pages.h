@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/platform.h"
+#include "platform.h"
 
 namespace jaxkern {
 

@@ -3,7 +3,7 @@
 // A file NAME-inl.h holds loops that are compiled once per level. It is an ordinary header: it has
 // an include guard, includes what it uses, and puts its code into the unnamed namespace of
 // jaxkern::DOMAIN::JAXKERN_LEVEL. The build compiles each levels.cc once per level, with
-// -DJAXKERN_LEVEL=portable, v2, v3 or v4 and the instructions of that level; only these files
+// -DJAXKERN_LEVEL=portable, v2, v3, v4 or neon and the instructions of that level; only these files
 // include -inl.h headers. The unnamed namespace matters: an inline function with external linkage
 // would be merged with the copies of other levels, and baseline code could call one with AVX-512
 // instructions. For the same reason a loop uses only those functions of the standard library that
@@ -38,10 +38,12 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(JAXKERN_NEON)  // the level neon; the baseline of aarch64 has the instructions too
+#include <arm_neon.h>
 #endif
 
 #ifndef JAXKERN_LEVEL
-#error "Compile with -DJAXKERN_LEVEL=<portable|v2|v3|v4>"
+#error "Compile with -DJAXKERN_LEVEL=<portable|v2|v3|v4|neon>"
 #endif
 
 namespace jaxkern::simd::JAXKERN_LEVEL {
@@ -137,6 +139,16 @@ inline void transpose(const double* from, int64_t from_pitch, int64_t rows, int6
       store(turned + 3 * to_pitch, __builtin_shufflevector(odd01, odd23, 2, 3, 6, 7));
     }
   }
+#elif defined(JAXKERN_NEON)
+  for (int64_t j = 0; j < columns; j += 2) {
+    for (int64_t i = 0; i < rows; i += 2) {
+      const double* corner = from + i * from_pitch + j;
+      const Doubles r0 = load(corner), r1 = load(corner + from_pitch);
+      double* turned = to + j * to_pitch + i;
+      store(turned, __builtin_shufflevector(r0, r1, 0, 2));
+      store(turned + to_pitch, __builtin_shufflevector(r0, r1, 1, 3));
+    }
+  }
 #else
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < columns; ++j) to[j * to_pitch + i] = from[i * from_pitch + j];
@@ -170,7 +182,7 @@ JAXKERN_HD Words32 load_words(const void* from) {
 JAXKERN_HD Singles to_singles(Words32 x) { return __builtin_convertvector((Int32s)x, Singles); }
 JAXKERN_HD Words32 to_words(Singles x) { return (Words32) __builtin_convertvector(x, Int32s); }
 
-#if defined(__FMA__)
+#if defined(__FMA__) || defined(JAXKERN_NEON)
 constexpr bool kFusedSingles = true;
 #else
 constexpr bool kFusedSingles = false;
@@ -181,6 +193,8 @@ JAXKERN_HD Singles multiply_add_singles(Singles a, Singles b, Singles c) {
   return (Singles)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
   return (Singles)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(JAXKERN_NEON)
+  return vfmaq_f32(c, a, b);
 #else
   return a * b + c;
 #endif
@@ -195,6 +209,8 @@ JAXKERN_HD Words32 clamped_bytes(Words32 x) {
 #elif defined(__AVX2__)
   const __m256i positive = _mm256_max_epi32((__m256i)x, _mm256_setzero_si256());
   return (Words32)_mm256_min_epi32(positive, _mm256_set1_epi32(255));
+#elif defined(JAXKERN_NEON)
+  return (Words32)vminq_s32(vmaxq_s32((Int32s)x, vdupq_n_s32(0)), vdupq_n_s32(255));
 #else
   const Int32s positive = (Int32s)x > 0 ? (Int32s)x : Int32s{};
   return (Words32)(positive < 255 ? positive : 255 - Int32s{});
@@ -209,6 +225,8 @@ JAXKERN_HD uint32_t signs(Words32 x) {
   return static_cast<uint32_t>(_mm256_movemask_ps((__m256)x));
 #elif defined(__SSE2__)
   return static_cast<uint32_t>(_mm_movemask_ps((__m128)x));
+#elif defined(JAXKERN_NEON)
+  return vaddvq_u32((x >> 31) << Words32{0, 1, 2, 3});
 #else
   uint32_t bits = 0;
   for (int k = 0; k < kSingles; ++k) bits |= x[k] >> 31 << k;
@@ -223,6 +241,8 @@ JAXKERN_HD uint32_t signs(Words32 x) {
 #include "core/simd_floats_avx2-inl.h"
 #elif defined(__SSE4_1__)
 #include "core/simd_floats_sse4-inl.h"
+#elif defined(JAXKERN_NEON)
+#include "core/simd_floats_neon-inl.h"
 #else
 #include "core/simd_floats_portable-inl.h"
 #endif

@@ -11,15 +11,20 @@
 namespace jaxkern {
 
 // kPortable is plain C++ for the compiler's baseline and is always available. The others are the
-// x86-64 psABI levels.
+// x86-64 psABI levels, or NEON on aarch64.
+#if defined(__aarch64__)
+enum class SimdLevel : int { kPortable = 0, kNeon = 1 };
+constexpr int kSimdLevels = 2;
+#else
 enum class SimdLevel : int { kPortable = 0, kV2 = 1, kV3 = 2, kV4 = 3 };
 constexpr int kSimdLevels = 4;
+#endif
 
 // The level in use: the best available one, or the one that the environment variable JAXKERN_SIMD
 // (read at first use) or set_simd_level names.
 SimdLevel simd_level();
 
-// "portable", "v2", "v3" or "v4".
+// "portable", "v2", "v3", "v4" or "neon".
 const char* simd_level_name(SimdLevel level);
 
 // True if this build has the level and this machine can run it.
@@ -91,6 +96,15 @@ char* thread_scratch() {
   }                                                                                             \
   inline constexpr ::jaxkern::LevelFunction<result(__VA_ARGS__)> name(portable::name, v2::name, \
                                                                       v3::name, v4::name);
+#elif defined(__aarch64__)
+#define JAXKERN_LEVEL_FUNCTION(result, name, ...) \
+  namespace portable {                            \
+  result name(__VA_ARGS__);                       \
+  }                                               \
+  namespace neon {                                \
+  result name(__VA_ARGS__);                       \
+  }                                               \
+  inline constexpr ::jaxkern::LevelFunction<result(__VA_ARGS__)> name(portable::name, neon::name);
 #else
 #define JAXKERN_LEVEL_FUNCTION(result, name, ...) \
   namespace portable {                            \

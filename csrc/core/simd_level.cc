@@ -14,7 +14,11 @@
 namespace jaxkern {
 namespace {
 
+#if defined(__aarch64__)
+constexpr const char* kNames[kSimdLevels] = {"portable", "neon"};
+#else
 constexpr const char* kNames[kSimdLevels] = {"portable", "v2", "v3", "v4"};
+#endif
 
 #if defined(__x86_64__)
 bool has(uint32_t value, uint32_t mask) { return (value & mask) == mask; }
@@ -39,6 +43,8 @@ SimdLevel detect() {
     return SimdLevel::kV3;
   return SimdLevel::kV4;
 }
+#elif defined(__aarch64__)
+SimdLevel detect() { return SimdLevel::kNeon; }  // part of the architecture
 #else
 SimdLevel detect() { return SimdLevel::kPortable; }
 #endif

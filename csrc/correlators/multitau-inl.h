@@ -48,6 +48,8 @@ JAXKERN_HD Words multiply_pairs(Words a, Words b) {
   return (Words)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #elif defined(__SSE2__)
   return (Words)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#elif defined(JAXKERN_NEON)
+  return (Words)add_word_products((int16x8_t)a, (int16x8_t)b);
 #else
   return (a & 0xffff) * (b & 0xffff) + (a >> 16) * (b >> 16);
 #endif
@@ -72,6 +74,8 @@ struct Kind<uint32_t> {
     return (Bits)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 #elif defined(__SSE2__) && !defined(__AVX__)
     return (Bits)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#elif defined(JAXKERN_NEON)
+    return vmull_u32(vmovn_u64(a), vmovn_u64(b));
 #else
     return a * b;
 #endif

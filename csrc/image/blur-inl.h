@@ -19,7 +19,7 @@ using namespace simd::JAXKERN_LEVEL;
 inline Doubles load_doubles(const double* from) { return load(from); }
 template <typename Element>
 inline Doubles load_doubles(const Element* from) {
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(JAXKERN_NEON)
   typedef float Narrow __attribute__((vector_size(4 * kDoubles), aligned(4), may_alias));
   typedef int32_t NarrowInts __attribute__((vector_size(4 * kDoubles)));
   if constexpr (sizeof(Element) == 4) {
@@ -27,6 +27,8 @@ inline Doubles load_doubles(const Element* from) {
   } else {
 #if defined(__AVX512F__)
     const auto ints = (NarrowInts)_mm256_cvtepu8_epi32(_mm_loadu_si64(from));
+#elif defined(JAXKERN_NEON)
+    const NarrowInts ints = {from[0], from[1]};
 #else
     const auto ints = (NarrowInts)_mm_cvtepu8_epi32(_mm_loadu_si32(from));
 #endif

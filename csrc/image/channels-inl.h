@@ -18,7 +18,7 @@ using namespace simd::JAXKERN_LEVEL;
 
 constexpr int32_t kPixelBlock = 128;  // pixels that are deinterleaved at a time
 
-#if defined(__SSSE3__)
+#if defined(__SSSE3__) || defined(JAXKERN_NEON)
 constexpr bool kHasShuffles = true;
 #else
 constexpr bool kHasShuffles = false;

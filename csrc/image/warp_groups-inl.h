@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "core/simd-inl.h"
+#include "image/channels-inl.h"
 #include "image/pixel.h"
 #include "image/warp.h"
 
@@ -55,6 +56,8 @@ inline GroupFloat round_group(GroupFloat x) {
   return _mm256_round_ps(x, kMode);
 #elif defined(__SSE4_1__)
   return _mm_round_ps(x, kMode);
+#elif defined(JAXKERN_NEON)
+  return kNearest ? vrndnq_f32(x) : vrndmq_f32(x);
 #else
   for (int32_t k = 0; k < kGroup; ++k) x[k] = kNearest ? rintf(x[k]) : floorf(x[k]);
   return x;
@@ -66,16 +69,7 @@ inline uint32_t lanes_below(GroupInt x, int32_t end) {
 #if defined(__AVX512BW__)
   return _mm512_cmplt_epu32_mask((__m512i)x, _mm512_set1_epi32(end));
 #else
-  const GroupInt in = (x >= 0) & (x < end);
-#if defined(__AVX2__) && defined(__FMA__)
-  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)in));
-#elif defined(__SSE2__)
-  return static_cast<uint32_t>(_mm_movemask_ps((__m128)in));
-#else
-  uint32_t lanes = 0;
-  for (int32_t k = 0; k < kGroup; ++k) lanes |= (in[k] & 1u) << k;
-  return lanes;
-#endif
+  return signs((GroupBits)((x >= 0) & (x < end)));
 #endif
 }
 
@@ -93,7 +87,8 @@ inline GroupInt shown_pixels(GroupFloat point, int32_t side, GroupFloat* weight)
   return __builtin_convertvector(rounded, GroupInt);
 }
 
-#if defined(__AVX2__) && defined(__FMA__)
+#if (defined(__AVX2__) && defined(__FMA__)) || defined(JAXKERN_NEON)
+#define JAXKERN_BLENDS_BYTES
 // Loads eight bytes of the input (two for one channel) at each offset, as two words per lane.
 template <int32_t kChannels>
 inline void load_pairs(const uint8_t* in, const volatile uint32_t* offset, GroupBits* first,
@@ -111,6 +106,14 @@ inline void load_pairs(const uint8_t* in, const volatile uint32_t* offset, Group
                                                pair(11), pair(14), pair(15));
   *first = (GroupBits)_mm512_maskz_shuffle_ps(kAllLanes, even, odd, 0x88);
   *second = (GroupBits)_mm512_maskz_shuffle_ps(kAllLanes, even, odd, 0xdd);
+#elif defined(JAXKERN_NEON)
+  const auto two = [&](int32_t k) {
+    return (GroupBits)uint64x2_t{static_cast<uint64_t>(pair(k)),
+                                 static_cast<uint64_t>(pair(k + 1))};
+  };
+  const GroupBits even = two(0), odd = two(2);
+  *first = __builtin_shufflevector(even, odd, 0, 2, 4, 6);
+  *second = __builtin_shufflevector(even, odd, 1, 3, 5, 7);
 #else
   const __m256 even = (__m256)_mm256_setr_epi64x(pair(0), pair(1), pair(4), pair(5));
   const __m256 odd = (__m256)_mm256_setr_epi64x(pair(2), pair(3), pair(6), pair(7));
@@ -128,11 +131,7 @@ inline GroupFloat byte_of(GroupBits first, GroupBits second) {
 }
 
 inline GroupFloat blend(GroupFloat a, GroupFloat b, GroupFloat weight) {
-#if defined(__AVX512BW__)
-  return _mm512_fmadd_ps(weight, b - a, a);
-#else
-  return _mm256_fmadd_ps(weight, b - a, a);
-#endif
+  return multiply_add_singles(weight, b - a, a);
 }
 
 // Stores the low one, three or four bytes of each lane without gaps.
@@ -143,6 +142,9 @@ inline void store_levels(GroupBits levels, uint8_t* out) {
   } else if constexpr (kChannels == 1) {
     for (int32_t k = 0; k < kGroup; ++k) out[k] = static_cast<uint8_t>(levels[k]);
   } else {
+#if defined(JAXKERN_NEON)
+    store_pixels<kChannels>(out, levels);
+#else
     const __m128i three = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
 #if defined(__AVX512BW__)
     const __m512i order = _mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 15, 15, 15);
@@ -156,6 +158,7 @@ inline void store_levels(GroupBits levels, uint8_t* out) {
     const __m256i packed = _mm256_permutevar8x32_epi32(apart, order);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(packed));
     _mm_storeu_si64(out + 16, _mm256_extracti128_si256(packed, 1));
+#endif
 #endif
   }
 }
@@ -206,7 +209,7 @@ inline uint32_t blend_bytes(const uint8_t* in, int64_t in_row, const uint32_t* o
 template <typename Element, int32_t kChannels>
 struct WarpKind {
   static constexpr bool kThreeBytes = kChannels * sizeof(Element) == 3;
-#if defined(__AVX2__) && defined(__FMA__)
+#if defined(JAXKERN_BLENDS_BYTES)
   static constexpr bool kBlendsBytes = sizeof(Element) == 1;
 #else
   static constexpr bool kBlendsBytes = false;
@@ -252,7 +255,7 @@ inline void blend_group(const Element* in, int64_t in_row, const uint32_t* offse
                         const float* across, const float* down, uint32_t ready, Element* out) {
   uint32_t uncertain = 0;
   if constexpr (WarpKind<Element, kChannels>::kBlendsBytes) {
-#if defined(__AVX2__) && defined(__FMA__)
+#if defined(JAXKERN_BLENDS_BYTES)
     uncertain = ready & blend_bytes<kChannels>(in, in_row, offset, across, down, out);
 #endif
   } else {

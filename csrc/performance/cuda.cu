@@ -1,7 +1,6 @@
 // Probe kernels of a GPU: each thread streams 16 bytes at a time, or chains multiply-adds.
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <limits>
 
 #include "performance/cuda.h"
@@ -78,8 +77,9 @@ struct Resources {
   } while (false)
 
 // Bytes or operations per second (`work` per launch) in the shortest of repeated launches.
-cudaError_t measure(const Resources& resources, double seconds, double work,
-                    const std::function<void()>& launch, double* rate) {
+template <typename Launch>
+cudaError_t measure(const Resources& resources, double seconds, double work, const Launch& launch,
+                    double* rate) {
   double best = std::numeric_limits<double>::infinity();
   double spent = 0;
   for (int run = 0; run < 3 || spent < seconds; ++run) {
@@ -111,7 +111,7 @@ cudaError_t measure_fma(const Resources& resources, int blocks, double seconds, 
 
 }  // namespace
 
-cudaError_t measure_device(int ordinal, double seconds, Rates& rates) {
+cudaError_t measure_device(int ordinal, double seconds, DeviceRates& rates) {
   Resources resources;
   JAXKERN_TRY(cudaGetDevice(&resources.previous));
   JAXKERN_TRY(cudaSetDevice(ordinal));
@@ -146,13 +146,13 @@ cudaError_t measure_device(int ordinal, double seconds, Rates& rates) {
   const auto copy = [&] {
     copy_kernel<<<blocks, kThreads, 0, resources.stream>>>(first, second, count);
   };
-  JAXKERN_TRY(measure(resources, seconds, both, store, &rates["store"]));
-  JAXKERN_TRY(measure(resources, seconds, both, load, &rates["load"]));
-  JAXKERN_TRY(measure(resources, seconds, both, copy, &rates["copy"]));
-  JAXKERN_TRY(measure_fma<float>(resources, blocks, seconds, &rates["fma_f32"]));
-  JAXKERN_TRY(measure_fma<double>(resources, blocks, seconds, &rates["fma_f64"]));
-  rates["cache_bytes"] = cache;
-  rates["buffer_bytes"] = both;
+  JAXKERN_TRY(measure(resources, seconds, both, store, &rates.store));
+  JAXKERN_TRY(measure(resources, seconds, both, load, &rates.load));
+  JAXKERN_TRY(measure(resources, seconds, both, copy, &rates.copy));
+  JAXKERN_TRY(measure_fma<float>(resources, blocks, seconds, &rates.fma_f32));
+  JAXKERN_TRY(measure_fma<double>(resources, blocks, seconds, &rates.fma_f64));
+  rates.cache_bytes = cache;
+  rates.buffer_bytes = both;
   return cudaSuccess;
 }
 #undef JAXKERN_TRY

@@ -4,16 +4,19 @@
 
 #include <cuda_runtime_api.h>
 
-#include "performance/rates.h"
-
 namespace jaxkern::performance {
 
-// Measures bytes per second of load, store and copy (bytes read plus bytes written), and operations
-// per second of fma_f32 and fma_f64; also returns cache_bytes, the size of the L2 cache, and
-// buffer_bytes, the size of the streamed buffers. A rate is the best of repeated launches: at least
-// two, for `seconds` per kind, over two buffers whose total size is four times the L2 cache and at
-// least 256 MiB. Restores the calling thread's current device.
-cudaError_t measure_device(int ordinal, double seconds, Rates& rates);
+// Bytes per second of load, store and copy (bytes read plus bytes written), operations per second
+// of fma_f32 and fma_f64, the size of the L2 cache, and the size of the streamed buffers. No class
+// of the standard library: CUDA code and its callers may be compiled with different ones.
+struct DeviceRates {
+  double load = 0, store = 0, copy = 0, fma_f32 = 0, fma_f64 = 0, cache_bytes = 0, buffer_bytes = 0;
+};
+
+// A rate is the best of repeated launches: at least two, for `seconds` per kind, over two buffers
+// whose total size is four times the L2 cache and at least 256 MiB. Restores the calling thread's
+// current device.
+cudaError_t measure_device(int ordinal, double seconds, DeviceRates& rates);
 
 }  // namespace jaxkern::performance
 

@@ -76,6 +76,12 @@ inline void read_data(const NormalWork& work, int64_t at, int64_t count, double*
         const __m128i halves = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + j));
         _mm256_storeu_pd(out + j, _mm256_cvtps_pd(_mm_cvtph_ps(halves)));
       }
+#elif defined(JAXKERN_NEON)
+      for (; j + 4 <= count; j += 4) {
+        const float32x4_t four = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + j)));
+        vst1q_f64(out + j, vcvt_f64_f32(vget_low_f32(four)));
+        vst1q_f64(out + j + 2, vcvt_high_f64_f32(four));
+      }
 #endif
       for (; j < count; ++j) out[j] = float16_to_float(from[j]);
       return;

@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
             return run_doctor(as_json="--json" in words)
         print(
             "error: the command line (except for doctor) needs click, which is not installed: "
-            "pip install 'jaxkern[cli]'",
+            "pip install 'jaxkern-native[cli]'",
             file=sys.stderr,
         )
         return 2

@@ -77,7 +77,7 @@ class Command(click.Command):
 
         if isinstance(error, ModuleNotFoundError) and error.name:
             package = error.name.partition(".")[0]
-            error.msg = f"{package} is not installed; pip install 'jaxkern[{self.extra}]'"
+            error.msg = f"{package} is not installed; pip install 'jaxkern-native[{self.extra}]'"
             return package != "jaxkern"
         return isinstance(error, (ValueError, OSError, MemoryError, ImportError, BackendError))
 

@@ -1,1 +1,19 @@
 """Foundation of all domains: the op recipe, the choice of backend, and the native libraries."""
+
+import os
+from pathlib import Path
+
+
+def _reject_other_distribution(folder: Path) -> None:
+    """Raise ImportError if the distribution `jaxkern` has files in the folder of this package."""
+    for name in os.listdir(folder):
+        if name.startswith("jaxkern-") and name.endswith(".dist-info"):
+            raise ImportError(
+                f"{folder}: jaxkern-native and {name.removesuffix('.dist-info')}, another "
+                "distribution, have both installed a package jaxkern here; keep one: "
+                "pip uninstall jaxkern jaxkern-native, then pip install jaxkern-native"
+            )
+
+
+# Here and not in jaxkern/__init__.py, which the other distribution may have replaced.
+_reject_other_distribution(Path(__file__).parents[2])

@@ -29,7 +29,7 @@ def get_include() -> str:
     for root in map(Path, folders):
         if (root / "include" / "jaxkern" / "core" / "ffi.h").exists():
             return str(root / "include")
-    raise FileNotFoundError(f"no jaxkern headers in {folders}: install the package (pip install .)")
+    raise FileNotFoundError(f"no jaxkern headers in {folders}: pip install jaxkern-native")
 
 
 def home_path(path: str | os.PathLike[str]) -> Path:

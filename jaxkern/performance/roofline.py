@@ -203,7 +203,7 @@ def _draw(roofline: Roofline, path: Path) -> Path:
     try:
         from matplotlib.figure import Figure  # not pyplot, whose state belongs to the user
     except ImportError as error:
-        raise ImportError("plot needs matplotlib: pip install 'jaxkern[cli]'") from error
+        raise ImportError("plot needs matplotlib: pip install 'jaxkern-native[cli]'") from error
     figure = Figure(figsize=(7.5, 5), layout="constrained")
     axes: Any = figure.add_subplot()
     works: list[tuple[str, Placement]] = [("total", roofline)]

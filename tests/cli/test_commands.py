@@ -168,7 +168,7 @@ def test_without_click(capsys, monkeypatch):
     assert main(["doctor", "--json"]) in (0, 1)
     assert json.loads(capsys.readouterr().out)["versions"]
     assert main(["bench"]) == 2
-    assert "pip install 'jaxkern[cli]'" in capsys.readouterr().err
+    assert "pip install 'jaxkern-native[cli]'" in capsys.readouterr().err
 
 
 def test_completion(capsys, monkeypatch):
@@ -186,7 +186,7 @@ def test_missing_package(capfd, tmp_path, monkeypatch, script):
     # Before the script runs, not after.
     assert main(["profile", "--json", "--plot", "x.png", str(script)]) == 2
     err = capfd.readouterr().err
-    assert "matplotlib is not installed; pip install 'jaxkern[cli]'" in err
+    assert "matplotlib is not installed; pip install 'jaxkern-native[cli]'" in err
     assert "arguments" not in err
 
 

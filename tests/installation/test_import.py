@@ -1,7 +1,17 @@
-"""Would catch an import of a domain or of another package by `import jaxkern`."""
+"""Would catch slow imports, and an installation over which another distribution has written.
 
+`import jaxkern` imports no domain and no other package. The distribution `jaxkern` on the package
+index installs a package of the same name.
+"""
+
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+import jaxkern
 
 
 def test_import_adds_only_the_core():
@@ -17,3 +27,25 @@ def test_import_adds_only_the_core():
     foreign = {name.split(".")[0] for name in added} - set(sys.stdlib_module_names)
     assert foreign <= {"jax", "jaxlib", "jaxkern", "nanobind"}
     assert len(added) < 60, f"{len(added)} modules more than JAX imports"
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_another_distribution_in_the_same_folder_is_an_error(tmp_path, replaced):
+    """Also if that distribution was installed last and has replaced ``__init__.py``."""
+    (tmp_path / "jaxkern").mkdir()
+    for path in Path(jaxkern.__path__[0]).iterdir():
+        (tmp_path / "jaxkern" / path.name).symlink_to(path)
+    if replaced:
+        (tmp_path / "jaxkern" / "__init__.py").unlink()
+        (tmp_path / "jaxkern" / "__init__.py").write_text("__version__ = '0.0.5'")
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import jaxkern.image"
+    # -S: no finder of an editable installation.
+    command = [sys.executable, "-S", "-c", code, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    assert subprocess.run(command, env=environment).returncode == 0
+    (tmp_path / "jaxkern-0.0.5.dist-info").mkdir()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ImportError" in done.stderr
+    assert "jaxkern-0.0.5" in done.stderr
+    assert "pip uninstall jaxkern jaxkern-native" in done.stderr

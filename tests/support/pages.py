@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "PACKAGE.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 # What only a GPU or a cluster can run, or `make test-huggingface`, says so in its own text.
 _ELSEWHERE = re.compile(

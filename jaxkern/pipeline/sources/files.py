@@ -107,11 +107,11 @@ def map_file(path: Path) -> np.ndarray:
 
 
 def import_extra(module: str, name: str) -> Any:
-    """Import a module that ``pip install 'jaxkern[name]'`` installs.
+    """Import a module that ``pip install 'jaxkern-native[name]'`` installs.
 
     >>> import_extra("no_such_module", "parquet")
     Traceback (most recent call last):
-    ImportError: this needs no_such_module: pip install 'jaxkern[parquet]'
+    ImportError: this needs no_such_module: pip install 'jaxkern-native[parquet]'
     """
     try:
         return importlib.import_module(module)
@@ -119,5 +119,5 @@ def import_extra(module: str, name: str) -> Any:
         if error.name != module.split(".")[0]:
             raise
         raise ImportError(
-            f"this needs {module}: pip install 'jaxkern[{name}]'", name=module
+            f"this needs {module}: pip install 'jaxkern-native[{name}]'", name=module
         ) from error

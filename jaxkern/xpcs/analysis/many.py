@@ -315,7 +315,7 @@ def correlate_files(
       FileExistsError: another file has the name of a file of results, without `force`.
       ValueError: two files with the same name of results, invalid arguments, or an invalid map.
       ConnectionError: the cluster's scheduler did not respond for 30 s.
-      ImportError: "dask" without `distributed`: ``pip install 'jaxkern[dask]'``.
+      ImportError: "dask" without `distributed`: ``pip install 'jaxkern-native[dask]'``.
 
     Example:
       >>> import numpy as np, pathlib, tempfile
@@ -389,7 +389,9 @@ def _engine(
     except ModuleNotFoundError as error:
         if error.name not in ("dask", "distributed"):
             raise
-        raise ImportError("dask.distributed is required: pip install 'jaxkern[dask]'") from error
+        raise ImportError(
+            "dask.distributed is required: pip install 'jaxkern-native[dask]'"
+        ) from error
     return dask_engine.open_engine(engine, scheduler, workers)
 
 

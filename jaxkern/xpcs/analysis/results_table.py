@@ -112,7 +112,7 @@ def _pyarrow(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ImportError(
-            "pyarrow is missing; pip install 'jaxkern[parquet]', or use .csv"
+            "pyarrow is missing; pip install 'jaxkern-native[parquet]', or use .csv"
         ) from error
 
 

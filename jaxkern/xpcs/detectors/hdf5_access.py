@@ -25,7 +25,9 @@ def open_hdf5(name: str | Path, error_type: type[ValueError] = DetectorFileError
     try:
         import h5py
     except ImportError as error:
-        raise ImportError(f"{name} requires h5py; run pip install 'jaxkern[xpcs]'") from error
+        raise ImportError(
+            f"{name} requires h5py; run pip install 'jaxkern-native[xpcs]'"
+        ) from error
 
     if not Path(name).exists():
         raise FileNotFoundError(f"file not found: {str(name)!r}")
@@ -104,7 +106,9 @@ def check_filters(name: str, stored: h5py.Dataset) -> None:
     try:
         import hdf5plugin  # noqa: F401, registers them
     except ImportError as error:
-        raise ImportError(f"{where} of hdf5plugin; pip install 'jaxkern[detectors]'") from error
+        raise ImportError(
+            f"{where} of hdf5plugin; pip install 'jaxkern-native[detectors]'"
+        ) from error
     if not all(h5py.h5z.filter_avail(code) for code in missing):
         raise DetectorFileError(f"{where}; h5py and the installed hdf5plugin lack some of them")
 

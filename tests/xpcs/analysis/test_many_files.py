@@ -190,7 +190,7 @@ def test_without_dask_its_extra_is_named(data, monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "jaxkern.xpcs.analysis.dask_engine", raising=False)
     monkeypatch.delattr("jaxkern.xpcs.analysis.dask_engine", raising=False)
     assert correlate(data, "--engine", "dask") == 2
-    assert "pip install 'jaxkern[dask]'" in capsys.readouterr().err
+    assert "pip install 'jaxkern-native[dask]'" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"engine.*None.*dask.*spark"):
         xpcs.correlate_files(paths(data), samples.qmap(), data / "new", engine="spark")
 
@@ -243,7 +243,7 @@ def test_a_table_in_parquet_without_pyarrow_is_told_before_the_work(data, monkey
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setattr(many, "correlate_file", None)
     assert correlate(data, "--table", "t.parquet") == 2
-    assert "pip install 'jaxkern[parquet]'" in capsys.readouterr().err
+    assert "pip install 'jaxkern-native[parquet]'" in capsys.readouterr().err
 
 
 def test_bins_without_light_have_no_numbers_but_a_row(data):

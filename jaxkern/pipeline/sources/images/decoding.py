@@ -102,7 +102,9 @@ def _pillow() -> Any:
     try:
         import PIL.Image
     except ImportError as error:
-        raise ImportError("this image needs Pillow: pip install 'jaxkern[images]'") from error
+        raise ImportError(
+            "this image needs Pillow: pip install 'jaxkern-native[images]'"
+        ) from error
     return PIL.Image
 
 

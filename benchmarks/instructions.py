@@ -1,0 +1,90 @@
+"""Instructions of the main loops: NEON compared with AVX2, per lane.
+
+Times under emulation mean nothing, so this counts instructions with a plugin of QEMU's user mode
+(Debian's qemu-user, g++ and g++-aarch64-linux-gnu). One repetition of each loop of
+``native/main_loops.cc`` is the difference of two runs. A vector of AVX2 has twice the lanes of one
+of NEON, so a ratio per lane is half the ratio of the counts. The exit status is 1 if it exceeds
+1.5 anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import harness
+
+NATIVE = Path(__file__).parent / "native"
+BUILD = NATIVE.parents[1] / "build" / "instructions"
+LIMIT = 1.5
+CROSS = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]
+COMPILER = "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++"
+EMULATORS = {
+    "v3": ["qemu-x86_64", "-cpu", "max"],
+    "neon": ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"],
+}
+
+
+def build(level: str) -> Path:
+    """Compile the loops for the architecture of a level and return the program."""
+    folder = BUILD / level
+    options = [*CROSS, COMPILER] if level == "neon" else []
+    configure = ["cmake", "-S", NATIVE, "-B", folder, "-DJAXKERN_JPEG=OFF", *options]
+    subprocess.run(configure, check=True, stdout=sys.stderr)
+    target = ["cmake", "--build", folder, "--target", "main_loops", "--parallel", "2"]
+    subprocess.run(target, check=True, stdout=sys.stderr)
+    return folder / "main_loops"
+
+
+def count(plugin: Path, program: Path, level: str, case: str) -> int:
+    """Return the instructions of one repetition of a case."""
+    totals = []
+    with tempfile.NamedTemporaryFile("r") as file:
+        for repetitions in ("2", "1"):
+            environment = {**os.environ, "JAXKERN_SIMD": level, "COUNT_FILE": file.name}
+            command = [*EMULATORS[level], "-plugin", plugin, program, case, repetitions]
+            subprocess.run(command, check=True, env=environment)
+            totals.append(int(Path(file.name).read_text()))
+    return totals[0] - totals[1]
+
+
+def main() -> None:
+    bench = harness.Benchmark(
+        __doc__,
+        {
+            "filter": {"nargs": "?", "default": "", "help": "part of the names of the cases"},
+            "--programs": {
+                "nargs": 2,
+                "type": Path,
+                "metavar": ("X86", "ARM"),
+                "help": "main_loops for both architectures, instead of building them",
+            },
+        },
+    )
+    programs = bench.options.programs or [build(level) for level in EMULATORS]
+    BUILD.mkdir(parents=True, exist_ok=True)
+    plugin = BUILD / "count_instructions.so"
+    source = NATIVE / "count_instructions.c"
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", source, "-o", plugin], check=True)
+    listed = subprocess.run([programs[0]], check=True, capture_output=True, text=True).stdout
+    cases = [line.split("\t") for line in listed.splitlines() if bench.options.filter in line]
+    rows, worst = [], 0.0
+    for case, values in harness.progress(cases, "loops"):
+        v3, neon = (
+            count(plugin, program, level, case) / int(values)
+            for level, program in zip(EMULATORS, programs, strict=True)
+        )
+        worst = max(worst, neon / v3 / 2)
+        rows.append([case, f"{v3:.2f}", f"{neon:.2f}", f"{neon / v3 / 2:.2f}"])
+    header = "loop | AVX2: instructions a value | NEON | NEON / AVX2 per lane"
+    note = f"The largest ratio is {worst:.2f}; the limit is {LIMIT}."
+    bench.write(harness.table(header, "lrrr", rows), note=note)
+    if worst > LIMIT:
+        raise SystemExit(f"a ratio per lane is {worst:.2f}; expected at most {LIMIT}")
+
+
+if __name__ == "__main__":
+    main()
