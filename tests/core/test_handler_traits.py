@@ -1,6 +1,6 @@
-"""Would catch: a handler with scratch memory that XLA captures into a command buffer (a CUDA graph).
+"""Would catch: a handler with scratch memory that XLA captures into a command buffer.
 
-A graph replays a capture, and the handlers of XPCS and of image chains launch kernels on scratch
+Such a CUDA graph replays a capture, and the handlers of XPCS and of image chains launch kernels on scratch
 memory that XLA may reuse for something else by then. XLA captures only handlers with the trait
 `kCmdBufferCompatible`, which those without scratch memory have.
 """
