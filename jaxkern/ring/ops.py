@@ -113,8 +113,8 @@ def _lower(ctx: Any, token: Any, *, target: str) -> Any:
         if platform != "cpu":
             raise NotImplementedError(
                 f"jaxkern.ring.pop and push on {platform}: programs wait for a ring on the CPU "
-                "only; iterate over jaxkern.ring.Ring(..., device=device) outside the program, which "
-                "copies the next batches meanwhile"
+                "only; iterate over jaxkern.ring.Ring(..., device=device) outside the program, "
+                "which copies the next batches meanwhile"
             )
         problem = registry.missing(target, platform)
         if problem is not None:

@@ -1,8 +1,8 @@
 """Would catch: a handler with scratch memory that XLA captures into a command buffer.
 
-Such a CUDA graph replays a capture, and the handlers of XPCS and of image chains launch kernels on scratch
-memory that XLA may reuse for something else by then. XLA captures only handlers with the trait
-`kCmdBufferCompatible`, which those without scratch memory have.
+Such a CUDA graph replays a capture, and the handlers of XPCS and of image chains launch kernels on
+scratch memory that XLA may reuse for something else by then. XLA captures only handlers with the
+trait `kCmdBufferCompatible`, which those without scratch memory have.
 """
 
 from __future__ import annotations
