@@ -454,14 +454,15 @@ void keys() {
   expect(Ring::find(77) == nullptr, "a ring outlives its owner");
 }
 
-// Until it ends, the system has no memory for the stack of a new thread.
+// Until it ends, the system has no memory for the stack of a new thread: no address space is so
+// large.
 class NoThreads {
  public:
   NoThreads() {
     pthread_getattr_default_np(&usual_);
     pthread_attr_t huge;
     pthread_attr_init(&huge);
-    pthread_attr_setstacksize(&huge, size_t{1} << 46);
+    pthread_attr_setstacksize(&huge, size_t{1} << 60);
     expect(pthread_setattr_default_np(&huge) == 0, "the size of stacks");
     pthread_attr_destroy(&huge);
   }
