@@ -181,7 +181,7 @@ clean:
 
 # Builds a wheel and installs it with the extra that a command needs.
 install: $(WHEELS)/installed
-	$(BIN)/python -m pip install -q "$$(echo $(WHEELS)/*.whl)[$(EXTRA)]"
+	$(BIN)/python -m pip install -q "$$(echo $(WHEELS)/*.whl)$(if $(EXTRA),[$(EXTRA)])"
 
 $(WHEELS)/installed: $(VENV)/bin/python $(SOURCES)
 	rm -rf $(WHEELS)
