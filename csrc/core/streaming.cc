@@ -6,10 +6,7 @@
 #include <limits>
 #include <sstream>
 
-#ifdef __linux__
-#include <sched.h>
-#include <unistd.h>
-#endif
+#include "core/platform.h"
 
 namespace jaxkern {
 namespace {
@@ -42,22 +39,9 @@ int64_t parse_size(const std::string& text) {
 }
 
 int64_t this_process_cache_bytes() {
-  int64_t bytes = 0;
-#ifdef __linux__
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
-    std::vector<int> cpus;
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
-    }
-    bytes = last_level_cache_bytes("/sys/devices/system/cpu", cpus);
-  }
-#ifdef _SC_LEVEL3_CACHE_SIZE
+  const int64_t bytes = last_level_cache_bytes("/sys/devices/system/cpu", allowed_cpus());
   // A container can hide the descriptions. glibc's value is too large on some virtual machines.
-  if (bytes <= 0) bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
-#endif
-#endif
-  return bytes;
+  return bytes > 0 ? bytes : reported_cache_bytes();
 }
 
 }  // namespace
