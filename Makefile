@@ -144,7 +144,7 @@ freethreaded:
 	JAXKERN_FREETHREADED=all .ci/run freethreaded
 
 bench-freethreaded:
-	.venv-freethreaded/bin/python -P benchmarks/free_threads.py $(BENCHFLAGS)
+	.venv-freethreaded/bin/python benchmarks/free_threads.py $(BENCHFLAGS)
 
 # On a machine with a GPU: GPUFLAGS="--wheel build/gpu-wheel/*.whl" installs a wheel instead of building.
 gpu-check:
@@ -181,7 +181,7 @@ clean:
 
 # Builds a wheel and installs it with the extra that a command needs.
 install: $(WHEELS)/installed
-	$(BIN)/python -m pip install -q "$$(echo $(WHEELS)/*.whl)[$(EXTRA)]"
+	$(BIN)/python -m pip install -q "$$(echo $(WHEELS)/*.whl)$(if $(EXTRA),[$(EXTRA)])"
 
 $(WHEELS)/installed: $(VENV)/bin/python $(SOURCES)
 	rm -rf $(WHEELS)

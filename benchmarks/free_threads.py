@@ -25,7 +25,7 @@ def collatz(batch: dict[str, Any]) -> dict[str, Any]:
     counts = []
     for start in batch["x"].tolist():
         steps = 0
-        for number in range(start + 1, start + 21):
+        for number in range(start + 1, start + 201):
             while number != 1:
                 number = 3 * number + 1 if number % 2 else number // 2
                 steps += 1
