@@ -53,14 +53,17 @@ STEPS = {
     "ops": [[sys.executable, "-P", "-m", "jaxkern", "bench", "--output-dir", str(harness.RAW)]],
     **{name.replace("_", "-"): [script(name)] for name in SCRIPTS},
     **{f"native-{kind}": native(kind) for kind in ("image", "xpcs", "ring")},
-    **{f"gpu-{kind}": [script("gpu", kind)] for kind in ("image", "xpcs")},
+    "gpu": [script("gpu")],
+    "gpu-kernels": [script("gpu_kernels")],
 }
 
 
 def run(name: str, quick: bool) -> tuple[str, list[str]]:
     """Run the commands of a step; return its outcome and its lines of the page."""
-    if name.startswith("gpu") and jax.default_backend() != "gpu":
+    if name == "gpu" and jax.default_backend() != "gpu":
         return "skipped", ["Skipped: JAX has no GPU here."]
+    if name == "gpu-kernels" and not shutil.which("nvcc"):
+        return "skipped", ["Skipped: nvcc is not installed."]
     if name.startswith("native") and not shutil.which("cmake"):
         return "skipped", ["Skipped: cmake is not installed."]
     if name == "instructions" and not all(map(shutil.which, EMULATION)):
