@@ -20,7 +20,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
 .PHONY: demo figures-images figures-xpcs train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers \
-	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators profile gpu-check gpu-wheel lint docs clean install wheels
+	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators bench-freethreaded profile freethreaded gpu-check gpu-wheel lint docs clean install wheels
 
 demo: EXTRA = demo
 demo: install
@@ -139,6 +139,13 @@ bench-correlators: xpcs-peers-environment
 	$(MAKE) install VENV=.venv-xpcs-peers EXTRA=bench
 	.venv-xpcs-peers/bin/python benchmarks/xpcs_correlators.py $(BENCHFLAGS)
 
+# Tests of threads without the GIL; builds a free-threaded Python from Debian's source package if there is none.
+freethreaded:
+	JAXKERN_FREETHREADED=all .ci/run freethreaded
+
+bench-freethreaded:
+	.venv-freethreaded/bin/python benchmarks/free_threads.py $(BENCHFLAGS)
+
 # On a machine with a GPU: GPUFLAGS="--wheel build/gpu-wheel/*.whl" installs a wheel instead of building.
 gpu-check:
 	benchmarks/gpu-check $(GPUFLAGS)
@@ -174,7 +181,7 @@ clean:
 
 # Builds a wheel and installs it with the extra that a command needs.
 install: $(WHEELS)/installed
-	$(BIN)/python -m pip install -q "$$(echo $(WHEELS)/*.whl)[$(EXTRA)]"
+	$(BIN)/python -m pip install -q "$$(echo $(WHEELS)/*.whl)$(if $(EXTRA),[$(EXTRA)])"
 
 $(WHEELS)/installed: $(VENV)/bin/python $(SOURCES)
 	rm -rf $(WHEELS)

@@ -90,7 +90,7 @@ def row(case: Case, gpu: Any, cpu: Any, options: Any, copied: float) -> list[Any
         return cells
     arms = arms_of(case, gpu, cpu, options.values)
     if options.values:
-        return [*cells, "equal"]
+        return [*cells, f"within {case.tolerance:g}"]
     comparison = compare(
         {name: call for name, (call, _) in arms.items()},
         check=None,
@@ -258,8 +258,9 @@ def cases(small: bool) -> Iterator[Case]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("--values", "--dry-run", "--expected"):
-        parser.add_argument(name, action="store_true")
+    parser.add_argument("--values", "--quick", action="store_true", help="compare values only")
+    parser.add_argument("--dry-run", action="store_true", help="the CPU in place of the GPU")
+    parser.add_argument("--expected", action="store_true", help="print the computed times only")
     parser.add_argument("--cases", default="", help="a regular expression of names")
     options = parser.parse_args()
     cpu = jax.devices("cpu")[0]

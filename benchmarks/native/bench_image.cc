@@ -8,6 +8,7 @@
 
 #include "core/parallel.h"
 #include "core/simd_dispatch.h"
+#include "core/streaming.h"
 #include "image/check.h"
 #include "image/levels.h"
 #include "image/mix.h"
@@ -111,7 +112,8 @@ Arm image_arm(const Kind& kind, const std::shared_ptr<Work>& work, const char* l
   for (const Geometry& g : work->geometry) arm.read += source_item * g.box_height * g.box_width;
   arm.written = static_cast<double>(work->result_bytes) * kImages;
   const std::string name = level;
-  arm.run = [work, name, threads] {
+  const bool streaming = arm.written > static_cast<double>(largest_cached_result());
+  arm.run = [work, name, threads, streaming] {
     set_simd_level(name.c_str());
     spread(threads, kImages, [&](int64_t i) {
       const size_t index = static_cast<size_t>(i);
@@ -122,7 +124,8 @@ Arm image_arm(const Kind& kind, const std::shared_ptr<Work>& work, const char* l
                              work->affine.data(),
                              work->fill.data(),
                              nullptr,
-                             nullptr};
+                             nullptr,
+                             streaming};
       run_sample(work->plan, sample, work->output.get() + index * work->result_bytes,
                  thread_scratch<kScratchBytes>());
     });

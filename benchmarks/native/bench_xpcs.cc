@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "core/simd_dispatch.h"
+#include "core/streaming.h"
 #include "measure.h"
 #include "xpcs/cpu.h"
 
@@ -93,6 +94,7 @@ void run_g2(const Angles& angles, int threads) {
     work[p].phases = phases[static_cast<int64_t>(p)];
     work[p].contrast = .3;
     work[p].offset = 1;
+    work[p].streaming = angles.bytes() > static_cast<size_t>(largest_cached_result());
     work[p].out = angles.out.get() + p * static_cast<size_t>(angles.n * angles.n) * sizeof(double);
   }
   matrix(executor, MatrixOp::kG2, work);

@@ -8,7 +8,6 @@
 #include "correlators/ops.h"
 #include "image/ops.h"
 #include "ring/cuda_module.h"
-#include "ring/ops.h"
 #include "xpcs/ops.h"
 
 namespace nb = nanobind;
@@ -20,7 +19,6 @@ nb::dict registrations() {
 #define JAXKERN_ADD(name, target) jaxkern::add_handler<Jaxkern##name##Cuda>(table, target);
   JAXKERN_CORRELATORS_OPS(JAXKERN_ADD)
   JAXKERN_IMAGE_OPS(JAXKERN_ADD)
-  JAXKERN_RING_OPS(JAXKERN_ADD)
   JAXKERN_XPCS_OPS(JAXKERN_ADD)
 #undef JAXKERN_ADD
   return table;
@@ -47,7 +45,7 @@ NB_MODULE(_cuda, m) {
         using namespace jaxkern::ring;
         set_program_access(&jaxkern::shared_object<ProgramAccess>(access, kProgramAccess));
       },
-      nb::arg("access"), "Set the table of rings that jitted programs use.");
+      nb::arg("access"), "Set the functions of the CPU module that memory of rings uses.");
   m.def(
       "pinned_allocator",
       [](int device) {

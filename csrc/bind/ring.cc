@@ -267,7 +267,7 @@ void define_ring(nb::module_& module) {
   nb::set_leak_warnings(false);
   module.def(
       "ring_access", [] { return nb::capsule(&program_access(), kProgramAccess); },
-      nb::sig("def ring_access() -> object"), "Functions of rings, for the CUDA module.");
+      nb::sig("def ring_access() -> object"), "Return functions of rings, for the CUDA module.");
   module.def(
       "join_waiters", [](double timeout) { return join_waiters(deadline_in(timeout)); },
       nb::arg("timeout"), nb::call_guard<Unlocked>(),

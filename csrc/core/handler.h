@@ -22,6 +22,7 @@
 #ifndef JAXKERN_CORE_HANDLER_H_
 #define JAXKERN_CORE_HANDLER_H_
 
+#include <type_traits>
 #include <utility>
 
 #include "core/ffi.h"
@@ -50,6 +51,12 @@ struct Handler<run> {
     return run(Op{std::move(fields)...}, std::move(contexts)...);
   }
 
+  // XLA captures a call without scratch memory in a command buffer (a CUDA graph): it only enqueues
+  // kernels on operands and results. A replay would use scratch memory that XLA has reused by then.
+  static constexpr ffi::Traits kCudaTraits =
+      (std::is_same_v<Contexts, ffi::ScratchAllocator> || ...) ? ffi::Traits{}
+                                                               : ffi::Traits::kCmdBufferCompatible;
+
   static auto binding() { return bind(ffi::Ffi::Bind(), ContextTag<Contexts>()...); }
 
  private:
@@ -69,13 +76,12 @@ struct Handler<run> {
   extern "C" XLA_FFI_Error* Jaxkern##name##Cpu(XLA_FFI_CallFrame*); \
   extern "C" XLA_FFI_Error* Jaxkern##name##Cuda(XLA_FFI_CallFrame*);
 
-// The trait kCmdBufferCompatible is absent, so XLA does not capture the call in a CUDA graph: a
-// replay would use scratch memory that XLA has reused by then.
 #define JAXKERN_CPU_HANDLER(name, run)                                         \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(Jaxkern##name##Cpu, ::jaxkern::Handler<run>(), \
                                 ::jaxkern::Handler<run>::binding());
 #define JAXKERN_CUDA_HANDLER(name, run)                                         \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(Jaxkern##name##Cuda, ::jaxkern::Handler<run>(), \
-                                ::jaxkern::Handler<run>::binding());
+                                ::jaxkern::Handler<run>::binding(),             \
+                                {::jaxkern::Handler<run>::kCudaTraits});
 
 #endif  // JAXKERN_CORE_HANDLER_H_

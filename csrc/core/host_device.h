@@ -28,6 +28,9 @@
 #define JAXKERN_HD_MEMBER inline __attribute__((always_inline))
 #endif
 
+// The parameters of a kernel, before CUDA 12.1.
+constexpr int kKernelParameterBytes = 4096;
+
 // JAXKERN_UNROLL precedes a loop whose arrays must remain in registers on the device.
 // JAXKERN_ROLLED precedes a loop where unrolling would only use more registers.
 #ifdef __CUDA_ARCH__

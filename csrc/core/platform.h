@@ -4,12 +4,16 @@
 #define JAXKERN_CORE_PLATFORM_H_
 
 #include <pthread.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace jaxkern {
 
@@ -38,6 +42,28 @@ inline void release_file_pages([[maybe_unused]] const void* begin, [[maybe_unuse
   const auto at = reinterpret_cast<uintptr_t>(begin);
   const uintptr_t first = (at + page - 1) / page * page, end = (at + bytes) / page * page;
   if (first < end) (void)madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+#endif
+}
+
+// The CPUs that this process may use; empty where the system cannot tell.
+inline std::vector<int> allowed_cpus() {
+  std::vector<int> cpus;
+#if defined(__linux__)
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
+  }
+#endif
+  return cpus;
+}
+
+// The size of the last-level cache in the tables of the C library, or 0.
+inline int64_t reported_cache_bytes() {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  return sysconf(_SC_LEVEL3_CACHE_SIZE);
+#else
+  return 0;
 #endif
 }
 

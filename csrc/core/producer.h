@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define JAXKERN_PRODUCER_CAPSULE "jaxkern.producer.v2"
-#define JAXKERN_PRODUCER_VERSION 2
+#define JAXKERN_PRODUCER_CAPSULE "jaxkern.producer.v3"
+#define JAXKERN_PRODUCER_VERSION 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,6 +27,7 @@ typedef struct JaxkernRecords {
   // [count] ones, if invalid records are masked: the producer sets the flag of such a record to 0,
   // writes a placeholder to its output and continues. Null: `run` returns an error.
   uint8_t* valid;
+  int32_t streaming;  // 1: the output leaves the caches before it is read; 0: it is read from them
 } JaxkernRecords;
 
 typedef struct JaxkernProducer {

@@ -7,6 +7,7 @@
 namespace jaxkern::correlators {
 namespace {
 
+static_assert(sizeof(MultiTauCall) <= kKernelParameterBytes);
 constexpr int32_t kThreads = 128;
 constexpr int64_t kBlocks = 1 << 16;  // more than any device holds at once; the rest is a loop
 

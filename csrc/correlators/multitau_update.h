@@ -40,7 +40,7 @@ struct MultiTauBody {
     const BatchOffsets<kMultiTauOperands> at = batch_offsets(call.operands, sample);
     const T* const frames = call.operands.at<T>(at, kFrames) + pixel;
     const int32_t given = *call.operands.at<int32_t>(at, kSeen);
-    const int64_t seen = given < 0 ? 0 : given, kept = call.delays.kept();
+    const int32_t kept = call.delays.kept();
     Sum* const total = column<Sum>(call, at, kTotal, call.total, 1, sample, pixel);
     Sum* const g = column<Sum>(call, at, kG, call.g, call.delays.count, sample, pixel);
     Row* const head = column<Row>(call, at, kHead, call.head, call.delays.count, sample, pixel);
@@ -49,15 +49,17 @@ struct MultiTauBody {
     for (int64_t f = 0; f < call.frames; ++f) {
       Row sum = count_of(frames[f * pixels]);
       *total += sum;
-      int64_t k = seen + f;
+      // Below 2^31, because a state counts its frames in int32.
+      uint32_t k = static_cast<uint32_t>(given < 0 ? 0 : given) + static_cast<uint32_t>(f);
       for (int32_t level = 0; level < call.levels; ++level) {
-        Row* const ring = history + level * kept * pixels;
+        Row* const ring = history + int64_t{level} * kept * pixels;
         const int32_t first = call.delays.first(level), delays = call.delays.at(level);
-        const int64_t row = call.delays.offset(level), own = k % kept;
+        const int64_t row = call.delays.offset(level);
+        const int32_t own = static_cast<int32_t>(k % static_cast<uint32_t>(kept));
         for (int32_t d = 0; d < delays; ++d) {
-          const int64_t t = first + d, then = own >= t ? own - t : own - t + kept;
+          const int32_t t = first + d, then = own >= t ? own - t : own - t + kept;
           g[(row + d) * pixels] += static_cast<Sum>(sum) * ring[then * pixels];
-          if (k < t) head[(row + d) * pixels] += sum;
+          if (k < static_cast<uint32_t>(t)) head[(row + d) * pixels] += sum;
         }
         const Row before = ring[(own == 0 ? kept - 1 : own - 1) * pixels];
         ring[own * pixels] = sum;

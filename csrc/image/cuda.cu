@@ -9,13 +9,21 @@ namespace jaxkern::image {
 namespace {
 
 static_assert(sizeof(ChainTile) % 16 == 0);  // the stage follows it
+static_assert(sizeof(ChainCall) <= kKernelParameterBytes &&
+              sizeof(MixCall) <= kKernelParameterBytes);
+// Without a change of the kernel's attributes.
+static_assert(sizeof(ChainTile) +
+                  sizeof(float) * stage_floats({kMaxThreads, 1, 1, 0}, kMaxChannels) <=
+              48 << 10);
 
-// Resident blocks of kMaxThreads per multiprocessor, which leaves 64 registers per thread.
-constexpr int32_t kResidentBlocks = 4;
+// Resident blocks of kMaxThreads per multiprocessor, which leaves 64 registers per thread, or 80
+// for the weights of bicubic filters.
+template <Filter filter>
+constexpr int32_t kResidentBlocks = filter == Filter::kBicubic ? 3 : 4;
 constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
 
 template <int C, Dtype source, Filter filter>
-__global__ void __launch_bounds__(kMaxThreads, kResidentBlocks)
+__global__ void __launch_bounds__(kMaxThreads, kResidentBlocks<filter>)
     chain_kernel(const __grid_constant__ ChainCall call) {
   using Body = ChainBody<C, source, filter>;
   extern __shared__ __align__(16) unsigned char memory[];

@@ -68,27 +68,42 @@ ffi::Error run_chain(const ChainOperands& operands, cudaStream_t stream,
 ffi::Error run_program(const ImageProgram& op, cudaStream_t stream,
                        ffi::ScratchAllocator& allocator) {
   const ProgramCall& work = op.work;
-  const size_t bytes =
-      static_cast<size_t>(program_blocks(work)) * static_cast<size_t>(program_memory(work).bytes);
-  if (bytes == 0) return ffi::Error::Success();
+  if (work.samples == 0 || work.elements() == 0) return ffi::Error::Success();
+  ProgramGrid grid;
+  if (const cudaError_t status = program_grid(work, &grid); status != cudaSuccess) {
+    return status_of(op.call, status);
+  }
+  const size_t bytes = static_cast<size_t>(program_scratch(work, grid));
   const std::optional<void*> memory = allocator.Allocate(bytes, 256);
   if (!memory.has_value()) {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted,
                       op.call.op() + ": no device memory for " + std::to_string(bytes) +
                           " bytes of scratch; use smaller images or a smaller batch");
   }
-  return status_of(op.call, launch_program(work, static_cast<char*>(*memory), stream));
+  return status_of(op.call, launch_program(work, grid, static_cast<char*>(*memory), stream));
 }
 
 template <typename Op>
-ffi::Error on_cuda(const Op& op, cudaStream_t stream, ffi::ScratchAllocator allocator) {
+ffi::Error with_scratch(const Op& op, cudaStream_t stream, ffi::ScratchAllocator allocator) {
   if (!op.call.ok()) return op.call.error();
-  if constexpr (std::is_base_of_v<ChainOperands, Op>) {
-    return run_chain(op, stream, allocator);
-  } else if constexpr (std::is_same_v<ImageProgram, Op>) {
+  if constexpr (std::is_same_v<ImageProgram, Op>) {
     return run_program(op, stream, allocator);
   } else {
-    return status_of(op.call, launch(op.work, stream));
+    return run_chain(op, stream, allocator);
+  }
+}
+
+template <typename Op>
+ffi::Error without_scratch(const Op& op, cudaStream_t stream) {
+  return op.call.ok() ? status_of(op.call, launch(op.work, stream)) : op.call.error();
+}
+
+template <typename Op>
+constexpr auto runner() {
+  if constexpr (std::is_same_v<ImageMix, Op>) {
+    return &without_scratch<Op>;
+  } else {
+    return &with_scratch<Op>;
   }
 }
 
@@ -96,5 +111,5 @@ ffi::Error on_cuda(const Op& op, cudaStream_t stream, ffi::ScratchAllocator allo
 }  // namespace jaxkern::image
 
 #define JAXKERN_ON_CUDA(name, target) \
-  JAXKERN_CUDA_HANDLER(name, jaxkern::image::on_cuda<jaxkern::image::name>)
+  JAXKERN_CUDA_HANDLER(name, jaxkern::image::runner<jaxkern::image::name>())
 JAXKERN_IMAGE_OPS(JAXKERN_ON_CUDA)

@@ -1,6 +1,6 @@
-// The body of the CUDA image program: a block runs one image step after step, like program-inl.h on
-// the CPU and with the same functions of a pixel (pixel.h). A CPU test runs it with a Block of its
-// own.
+// The body of the CUDA image program: a group of blocks runs one image step after step, like
+// program-inl.h on the CPU and with the same functions of a pixel (pixel.h). A CPU test runs it
+// with a Block of its own.
 //
 // Images of a few hundred kilobytes stay in the device's L2 cache from step to step.
 #ifndef JAXKERN_IMAGE_CUDA_PROGRAM_H_
@@ -31,6 +31,7 @@ struct ProgramBody : ProgramColours<T, C, Block> {
   using Work::kBytes;
   using Work::kColours;
   using Work::map;
+  using Work::memory;
   using Work::other;
   using Work::pixels;
   using Work::scratch;
@@ -97,7 +98,7 @@ struct ProgramBody : ProgramColours<T, C, Block> {
       if (thread == block.threads - 1)
         shared.reach_y = blur_weights(kernel_y, sigma_y, shared.weight.y);
     });
-    double* const columns = reinterpret_cast<double*>(scratch + program_memory(call).columns);
+    double* const columns = reinterpret_cast<double*>(scratch + memory.columns);
     const int64_t stride = static_cast<int64_t>(width) * N;
     each(pixels * N, [&](int64_t i) {
       const int64_t y = i / stride, within = i - y * stride;
@@ -152,7 +153,6 @@ struct ProgramBody : ProgramColours<T, C, Block> {
   }
 
   JAXKERN_HD_MEMBER void elastic(const ProgramStep& step) {
-    const ProgramMemory memory = program_memory(call);
     float* const numbers = reinterpret_cast<float*>(scratch + memory.numbers);
     double* const field = reinterpret_cast<double*>(scratch + memory.field);
     const NoiseKey key = key_of(shared.values);
@@ -245,7 +245,6 @@ struct ProgramBody : ProgramColours<T, C, Block> {
   }
 
   JAXKERN_HD_MEMBER void mean_step(Code code, bool* has_mean) {
-    const ProgramMemory memory = program_memory(call);
     T* const kept_image = reinterpret_cast<T*>(scratch + memory.kept_image);
     float* const sum = reinterpret_cast<float*>(scratch + memory.sum);
     const float weight = shared.values[0];

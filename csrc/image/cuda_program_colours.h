@@ -16,6 +16,7 @@ namespace jaxkern::image {
 template <typename T, int C, typename Block>
 struct ProgramColours : ProgramBlock<T, C, Block> {
   using Work = ProgramBlock<T, C, Block>;
+  using Work::add_parts;
   using Work::blend;
   using Work::block;
   using Work::call;
@@ -24,9 +25,11 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
   using Work::image;
   using Work::kBytes;
   using Work::kColours;
+  using Work::lanes;
   using Work::map;
   using Work::map_colours;
   using Work::other;
+  using Work::parts;
   using Work::pixels;
   using Work::shared;
   using Work::swap;
@@ -139,12 +142,13 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
       block.run([&](int32_t thread) {
         double sum = 0;
         for (int64_t i = thread; i < pixels; i += block.threads) sum += luma_at(i);
-        shared.part[thread] = sum;
+        parts()[thread].sum = sum;
       });
+      add_parts([](ProgramPart& part, const ProgramPart& other) { part.sum += other.sum; });
       block.run([&](int32_t thread) {
         if (thread != 0) return;
         double sum = 0;
-        for (int32_t t = 0; t < block.threads; ++t) sum += shared.part[t];
+        for (int32_t t = 0; t < lanes(); ++t) sum += parts()[t].sum;
         shared.mean = static_cast<float>(sum / static_cast<double>(pixels));
       });
     }
@@ -173,18 +177,32 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
     }
   }
 
-  // Computes the histogram of each colour.
+  // Computes the histogram of each colour. Each block counts in its own shared memory.
   JAXKERN_HD_MEMBER void count_levels() {
-    each(3 * 256, [&](int64_t k) { shared.count[k / 256][k % 256] = 0; });
-    each(pixels, [&](int64_t i) {
-      for (int32_t c = 0; c < kColours; ++c) {
-        const T x = image[i * C + c];
-        if constexpr (kBytes) {
-          block.add(&shared.count[c][x], 1u);
-        } else {
-          block.add(&shared.count[c][unit_level(x)], 1u);
+    constexpr int32_t kCounts = 3 * 256;
+    uint32_t* const all = shared.count[0];
+    block.run([&](int32_t thread) {
+      for (int32_t k = thread; k < kCounts; k += block.threads) all[k] = 0;
+      for (int32_t k = thread % block.width; k < kCounts; k += block.width)
+        block.counts(thread)[k] = 0;
+    });
+    block.run([&](int32_t thread) {
+      uint32_t* const own = block.counts(thread);
+      for (int64_t i = thread; i < pixels; i += block.threads) {
+        for (int32_t c = 0; c < kColours; ++c) {
+          const T x = image[i * C + c];
+          if constexpr (kBytes) {
+            block.add(&own[256 * c + x], 1u);
+          } else {
+            block.add(&own[256 * c + unit_level(x)], 1u);
+          }
         }
       }
+    });
+    block.run([&](int32_t thread) {
+      const uint32_t* const own = block.counts(thread);
+      for (int32_t k = thread % block.width; k < kCounts; k += block.width)
+        if (own[k] != 0) block.add(&all[k], own[k]);
     });
   }
 
@@ -228,18 +246,28 @@ struct ProgramColours : ProgramBlock<T, C, Block> {
             most = x > most ? x : most;
             sum += x == x ? 0.f : x;
           }
-          shared.range.least[c][thread] = least;
-          shared.range.most[c][thread] = most;
-          shared.range.sum[c][thread] = sum;
+          auto& range = parts()[thread].range;
+          range.least[c] = least;
+          range.most[c] = most;
+          range.sum[c] = sum;
         }
       });
+      const auto add = [](ProgramPart& part, const ProgramPart& other) {
+        for (int32_t c = 0; c < kColours; ++c) {
+          const float low = other.range.least[c], high = other.range.most[c];
+          part.range.least[c] = low < part.range.least[c] ? low : part.range.least[c];
+          part.range.most[c] = high > part.range.most[c] ? high : part.range.most[c];
+          part.range.sum[c] += other.range.sum[c];
+        }
+      };
+      add_parts(add);
       each(kColours, [&](int64_t c) {
         float least = image[c], most = image[c], sum = 0.f;
-        for (int32_t t = 0; t < block.threads; ++t) {
-          const float low = shared.range.least[c][t], high = shared.range.most[c][t];
-          least = low < least ? low : least;
-          most = high > most ? high : most;
-          sum += shared.range.sum[c][t];
+        for (int32_t t = 0; t < lanes(); ++t) {
+          const auto& range = parts()[t].range;
+          least = range.least[c] < least ? range.least[c] : least;
+          most = range.most[c] > most ? range.most[c] : most;
+          sum += range.sum[c];
         }
         const bool flat = least == most && sum == 0.f;
         shared.low[c] = (flat ? 0.f : least) + sum;

@@ -43,7 +43,7 @@ JAXKERN_HD float read_only(const typename Stored<dtype>::Type* at) {
 // Packs two values into a word, the first in the lower half, rounded to nearest even.
 template <Dtype dtype>
 JAXKERN_HD uint32_t pack_halves(float low, float high) {
-#ifdef __CUDA_ARCH__
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800  // these instructions
   uint32_t word;
   if constexpr (dtype == Dtype::kF16)
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));

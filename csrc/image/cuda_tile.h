@@ -94,7 +94,7 @@ JAXKERN_HD Staging staging_of(const Tile& tile, int32_t pass, int32_t height, in
 }
 
 // Number of floats of shared memory for the largest pass.
-inline int32_t stage_floats(const Tiling& tiling, int32_t channels) {
+constexpr int32_t stage_floats(const Tiling& tiling, int32_t channels) {
   constexpr int32_t kVector = kStoreBytes;  // of u8, the longest
   return channels * (kPassRows * (tiling.columns + kVector) + kVector) + kVector;
 }

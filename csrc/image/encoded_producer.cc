@@ -293,6 +293,7 @@ void EncodedChain::run_bands(const Region& region, const Sample& sample, void* o
     band_sample.width = region.width();
     band_sample.geometry = &part.geometry;
     band_sample.erase_box = part.erase_box;
+    band_sample.streaming = sample.streaming && planes == 1;
     auto* target = static_cast<char*>(output) + band.begin * output_row;
     if (planes == 1) {
       run_sample(part.plan, band_sample, target, thread_scratch<kScratchBytes>());

@@ -13,7 +13,7 @@
 //   the instructions of Pillow-SIMD's horizontal pass. Its results are in units of `taps.unit`,
 //   which is folded into the affine scale.
 // - finish (fast_finish-inl.h) blends, applies the affine, casts and stores in one pass. Large
-//   outputs bypass the caches.
+//   results bypass the caches.
 //
 // Invariants:
 // - ring_size is a power of two and at least the longest vertical window, so all rows of an output
@@ -39,7 +39,7 @@ namespace {
 using namespace simd::JAXKERN_LEVEL;
 
 constexpr int32_t kFastRing = 64;           // maximum number of rows; a power of two
-constexpr int64_t kStreamBytes = 64 << 10;  // outputs of this size or more bypass the caches
+constexpr int64_t kStreamBytes = 64 << 10;  // smaller images have too many partial cache lines
 constexpr int32_t kPrefetchRows = 4;        // distance of the prefetched source row
 constexpr int64_t kGuardBytes = 128 << 10;  // longest row that can be copied at the image's end
 
@@ -262,9 +262,9 @@ inline bool prepare_fast(const Plan& plan, const Sample& sample, Arena arena, Fa
                  fast.together);
   const float one = 1.f, zero = 0.f;
   fill_pattern(fast.plain, &one, &zero, 1.f, 1);
-  const bool stream = !plan.stays_in_cache && static_cast<int64_t>(segment.height) * segment.width *
-                                                      channels * dtype_bytes(plan.output_dtype) >=
-                                                  kStreamBytes;
+  const int64_t bytes = static_cast<int64_t>(segment.height) * segment.width * channels *
+                        dtype_bytes(plan.output_dtype);
+  const bool stream = sample.streaming && !plan.stays_in_cache && bytes >= kStreamBytes;
   fast.store = choose_finish(plan.output_dtype, segment.rounding, stream);
   fast.stage = choose_finish(Dtype::kF32, Rounding::kKeep, false);
   return true;

@@ -8,6 +8,7 @@
 
 #include "core/handler.h"
 #include "core/simd_dispatch.h"
+#include "core/streaming.h"
 #include "image/levels.h"
 #include "image/operands.h"
 #include "image/ops.h"
@@ -59,7 +60,8 @@ Sample sample_at(const Op& op, const SampleLayout& layout, int64_t i) {
           op.affine.template at<float>(i),
           op.fill.template at<float>(i),
           op.erase_box.template at<EraseBox>(i),
-          op.erase_value.template at<float>(i)};
+          op.erase_value.template at<float>(i),
+          op.result.size_bytes() > static_cast<size_t>(largest_cached_result())};
 }
 
 Problem check(const ChainOperands& op, const Sample& sample, int64_t i) {

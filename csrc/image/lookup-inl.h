@@ -110,6 +110,49 @@ int64_t look_up_vectors(const uint8_t* image, int64_t pixels, const uint8_t leve
   }
   return blocks / C;
 }
+#elif defined(JAXKERN_NEON)
+// A table of 256 levels in four groups of registers. Each instruction looks up the indices of its
+// group, and the others are out of its range.
+struct ByteTable {
+  uint8x16x4_t part[4];
+
+  explicit ByteTable(const uint8_t* level) {
+    for (int k = 0; k < 4; ++k) part[k] = vld1q_u8_x4(level + 64 * k);
+  }
+  uint8x16_t operator()(uint8x16_t at) const {
+    uint8x16_t value = vqtbl4q_u8(part[0], at);
+    for (int k = 1; k < 4; ++k) {
+      value = vqtbx4q_u8(value, part[k], vsubq_u8(at, vdupq_n_u8(static_cast<uint8_t>(64 * k))));
+    }
+    return value;
+  }
+};
+
+// Processes the first pixels, 16 at a time. Returns their number.
+template <int C, int kColours>
+int64_t look_up_vectors(const uint8_t* image, int64_t pixels, const uint8_t level[kColours][256],
+                        uint8_t* to) {
+  bool same_table = C == kColours;
+  for (int c = 1; c < kColours; ++c) same_table &= memcmp(level[c], level[0], 256) == 0;
+  const int64_t whole = pixels / 16 * 16;
+  if (same_table) {
+    const ByteTable table(level[0]);
+    for (int64_t i = 0; i < whole * C; i += 16) vst1q_u8(to + i, table(vld1q_u8(image + i)));
+    return whole;
+  }
+  for (int64_t i = 0; i < whole * C; i += 16 * C) {
+    if constexpr (C == 3) {
+      uint8x16x3_t x = vld3q_u8(image + i);
+      for (int c = 0; c < kColours; ++c) x.val[c] = ByteTable(level[c])(x.val[c]);
+      vst3q_u8(to + i, x);
+    } else if constexpr (C == 4) {
+      uint8x16x4_t x = vld4q_u8(image + i);
+      for (int c = 0; c < kColours; ++c) x.val[c] = ByteTable(level[c])(x.val[c]);
+      vst4q_u8(to + i, x);
+    }
+  }
+  return whole;
+}
 #endif
 
 // Replaces each byte of channel c < kColours by level[c][byte]. A fourth channel is copied. `to`
@@ -118,7 +161,7 @@ template <int C, int kColours>
 void look_up(const uint8_t* image, int64_t pixels, const uint8_t level[kColours][256],
              uint8_t* to) {
   int64_t i = 0;
-#if defined(__AVX512BW__)
+#if defined(__AVX512BW__) || defined(JAXKERN_NEON)
   i = look_up_vectors<C, kColours>(image, pixels, level, to);
 #endif
   for (; i < pixels; ++i) {

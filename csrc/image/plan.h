@@ -77,7 +77,7 @@ struct Plan {
   int32_t channels;  // 1, 3 or 4
   Dtype source_dtype, output_dtype;
   Layout layout;                // of the output; sources are always [H, W, C]
-  bool stays_in_cache = false;  // the output is read next, so it should stay in the cache
+  bool stays_in_cache = false;  // the next stage reads the output: no streaming stores
 };
 
 // Sets the segments from the arrays of an op's attributes: filter, erasures and rounding [S], and
@@ -130,6 +130,7 @@ struct Sample {
   const float* fill;          // [S, C]
   const EraseBox* erase_box;  // [K]
   const float* erase_value;   // [K, C]
+  bool streaming = false;     // the output leaves the caches before it is read (core/streaming.h)
 };
 
 }  // namespace jaxkern::image

@@ -71,6 +71,7 @@ StagesSample ChainState::checked_sample(const JaxkernRecords& records, int64_t i
   sample.fill = parameter<float>(records, kFill, i);
   sample.erase_box = parameter<EraseBox>(records, kEraseBox, i);
   sample.erase_value = parameter<float>(records, kEraseValue, i);
+  sample.streaming = records.streaming != 0;
   if (!stages_.is_chain()) {
     all.op = parameter<int32_t>(records, kOps, i);
     all.values = parameter<float>(records, kValues, i);

@@ -34,6 +34,7 @@
 #include <utility>
 
 #include "core/platform.h"
+#include "core/streaming.h"
 #include "ring/memory.h"
 
 namespace jaxkern::ring {
@@ -45,9 +46,6 @@ constexpr int64_t kPartRecords = 8;
 constexpr size_t kMessageSize = 1024;
 // Thread name in debuggers and profilers; at most 15 characters.
 constexpr const char* kThreadName = "jaxkern-batch";
-// If all batches of the ring fit into this size, they are written to the cache, where the consumer
-// reads them. Larger rings use non-temporal stores, which avoid reading memory before overwriting.
-constexpr int64_t kCachedBytes = int64_t{8} << 20;
 
 constexpr auto text = [](auto value) { return std::to_string(value); };
 
@@ -150,6 +148,7 @@ Problem Assembly::State::produce(const Job& job, size_t leaf, char* out, uint8_t
     records.operand_strides = parameters.strides.data();
     records.output = out + done * abi.output_bytes;
     records.valid = valid == nullptr ? nullptr : valid + done;
+    records.streaming = stream ? 1 : 0;
     char message[kMessageSize] = "the producer failed without a message";
     if (const int32_t failed = abi.run(abi.state, &records, message, sizeof message); failed != 0) {
       message[kMessageSize - 1] = '\0';
@@ -358,7 +357,8 @@ Assembly::Assembly(std::shared_ptr<Ring> ring, std::vector<AssemblyLeaf> leaves,
   check_assembly(state_->ring.get(), state_->leaves, options);
   int64_t bytes = 0;
   for (const LeafSpec& leaf : state_->ring->leaves()) bytes += leaf.bytes;
-  state_->stream = bytes > kCachedBytes / state_->ring->capacity();
+  // The consumer reads a slot after the others were written.
+  state_->stream = bytes > largest_cached_result() / state_->ring->capacity();
   state_->start_threads();
 }
 

@@ -1,4 +1,4 @@
-// Connects the ring handlers of the CUDA module to the CPU module, which owns the rings.
+// Connects the CUDA module's memory of rings to the CPU module, which owns the rings.
 #ifndef JAXKERN_RING_CUDA_MODULE_H_
 #define JAXKERN_RING_CUDA_MODULE_H_
 
@@ -6,7 +6,7 @@
 
 namespace jaxkern::ring {
 
-// Sets the functions that access rings; called before the first program runs. The table is never
+// Sets the functions of the CPU module; called before the first allocation. The table is never
 // destroyed.
 void set_program_access(const ProgramAccess* access);
 

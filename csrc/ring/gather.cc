@@ -1,4 +1,4 @@
-// Row copies at memory bandwidth: non-temporal stores of full cache lines, and prefetched rows.
+// Row copies at memory bandwidth: streaming stores of full cache lines, and prefetched rows.
 #include "ring/gather.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ void copy_streamed(char* out, const char* row, int64_t bytes) {
   }
   std::memcpy(out + at, row + at, static_cast<size_t>(bytes - at));
 }
-// Non-temporal stores are not ordered with the commit that follows.
+// Streaming stores are not ordered with the commit that follows.
 void end_stream() { _mm_sfence(); }
 #else
 void copy_streamed(char* out, const char* row, int64_t bytes) {

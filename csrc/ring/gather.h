@@ -47,7 +47,7 @@ struct Rows {
 // Returns the position of the first record outside [0, count), or -1.
 int64_t first_outside(const int64_t* records, int64_t size, int64_t count);
 
-// Copies rows `records` [size], which must be in range, to `out`. `stream` selects non-temporal
+// Copies rows `records` [size], which must be in range, to `out`. `stream` selects streaming
 // stores, for batches that leave the caches before they are read. Returns false as soon as `stop`
 // is set.
 bool gather(const Rows& rows, const int64_t* records, int64_t size, char* out, bool stream,

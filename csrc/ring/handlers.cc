@@ -82,7 +82,7 @@ ffi::Future on_cpu(const Op& o) {
       char* const to = Op::kPops ? leaves[i].data : batch.leaves[i];
       std::memcpy(to, Op::kPops ? batch.leaves[i] : leaves[i].data, leaves[i].bytes);
     }
-    return batch.end(nullptr);
+    return batch.end();
   });
 }
 

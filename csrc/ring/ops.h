@@ -1,4 +1,5 @@
-// The ring's ops: the handlers' names and the FFI targets.
+// The ring's ops: the handlers' names and the FFI targets. They have no CUDA kernels, see
+// cuda_memory.cc.
 #ifndef JAXKERN_RING_OPS_H_
 #define JAXKERN_RING_OPS_H_
 

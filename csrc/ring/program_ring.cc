@@ -18,7 +18,7 @@ std::shared_ptr<Ring> find(uint64_t key) {
 Status take(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* batch) {
   const auto taken = std::make_shared<Batch>();
   batch->leaves.reserve(ring->leaves().size());
-  batch->end = [taken](const char*) {
+  batch->end = [taken] {
     taken->release();
     return Status{};
   };
@@ -34,27 +34,10 @@ Status take(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* bat
 Status acquire(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* batch) {
   const auto slot = std::make_shared<Slot>();
   batch->leaves.reserve(ring->leaves().size());
-  batch->end = [ring, slot](const char* error) {
-    return error == nullptr ? ring->commit(std::move(*slot)) : ring->fail(std::move(*slot), error);
-  };
+  batch->end = [ring, slot] { return ring->commit(std::move(*slot)); };
   Status status = ring->acquire(kNextIndex, deadline, slot.get());
   for (size_t i = 0; i < slot->size(); ++i) batch->leaves.push_back(slot->leaf(i));
   return status;
-}
-
-// Does not throw: it runs in a CUDA callback.
-void end_in_waiter(HostBatch batch, const char* error) {
-  std::shared_ptr<HostBatch> shared;
-  try {
-    shared = std::make_shared<HostBatch>(std::move(batch));
-    run_in_thread([shared, error] { (void)shared->end(error); });
-    return;
-  } catch (const std::exception&) {  // no thread could be started
-  }
-  try {
-    (void)(shared ? *shared : batch).end(error);
-  } catch (const std::exception&) {  // the ring has closed
-  }
 }
 
 bool run_in_waiter(void (*task)(void*, int), void* data, int device) {
@@ -69,7 +52,7 @@ bool run_in_waiter(void (*task)(void*, int), void* data, int device) {
 }  // namespace
 
 const ProgramAccess& program_access() {
-  static constexpr ProgramAccess kAccess = {&find, &take, &acquire, &end_in_waiter, &run_in_waiter};
+  static constexpr ProgramAccess kAccess = {&find, &take, &acquire, &run_in_waiter};
   return kAccess;
 }
 

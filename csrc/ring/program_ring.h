@@ -1,5 +1,5 @@
-// Access of programs to rings. The CPU module owns the rings. The CUDA module is a separate
-// library: it calls these functions through a table, and only inline members of Ring.
+// Access of programs to rings. The CPU module owns the rings; the CUDA module is a separate
+// library, and calls these functions through a table.
 #ifndef JAXKERN_RING_PROGRAM_RING_H_
 #define JAXKERN_RING_PROGRAM_RING_H_
 
@@ -15,25 +15,22 @@ namespace jaxkern::ring {
 // A delivered batch, or a slot to fill. Destruction without a call of `end` returns it.
 struct HostBatch {
   std::vector<char*> leaves;
-  // Releases a batch or commits a slot. With an error (a string literal) a slot becomes a failure.
-  std::function<Status(const char* error)> end;
+  std::function<Status()> end;  // releases a batch or commits a slot
 };
 
 struct ProgramAccess {
   std::shared_ptr<Ring> (*find)(uint64_t key);  // an open ring, or null
   Status (*take)(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* batch);
   Status (*acquire)(const std::shared_ptr<Ring>& ring, Deadline deadline, HostBatch* slot);
-  // Calls batch.end(error) in a separate thread, which may free memory and call CUDA; in the
-  // calling thread if none can be started.
-  void (*end_in_waiter)(HostBatch batch, const char* error);
-  // Calls task(data, device) in such a thread; returns false if none can be started.
+  // Calls task(data, device) in a separate thread, which may free memory and call CUDA; returns
+  // false if none can be started.
   bool (*run_in_waiter)(void (*task)(void* data, int device), void* data, int device);
 };
 
 const ProgramAccess& program_access();
 
 // Names of the capsules. Change the version with the table and with the fields of Ring.
-constexpr char kProgramAccess[] = "jaxkern.ring.ProgramAccess.v4";
+constexpr char kProgramAccess[] = "jaxkern.ring.ProgramAccess.v5";
 constexpr char kAllocator[] = "jaxkern.ring.Allocator.v2";
 
 }  // namespace jaxkern::ring

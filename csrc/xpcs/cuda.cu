@@ -11,6 +11,11 @@ constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
 constexpr int32_t kItemThreads = 256;
 constexpr int64_t kItemBlocks = 1 << 16;  // more than run at once on any device; blocks loop
 
+static_assert(sizeof(MatrixCall) <= kKernelParameterBytes &&
+              sizeof(CotangentCall) <= kKernelParameterBytes &&
+              sizeof(NormalCall) <= kKernelParameterBytes &&
+              sizeof(PointCall) <= kKernelParameterBytes);
+
 unsigned blocks_for(int64_t units) { return static_cast<unsigned>(std::min(units, kMaxBlocks)); }
 
 // Kernels without shared memory: run(call, flat) for each item.

@@ -84,10 +84,10 @@ struct WholeGram {
   }
 };
 
-// Products of groups p <= q of kGroup columns each; the part number is q (q + 1) / 2 + p. Pairs of
-// the same group also have the right-hand sides.
+// Products of groups p <= q of kGroup columns each, as many as remain in registers; the part number
+// is q (q + 1) / 2 + p. Pairs of the same group also have the right-hand sides.
 struct GramPart {
-  static constexpr int32_t kGroup = 8, kTables = 2 * kGroup;
+  static constexpr int32_t kGroup = 6, kTables = 2 * kGroup;
   static constexpr int32_t kProducts = kGroup * kGroup, kEntries = kProducts + kGroup;
   static constexpr bool kSlopes = true;
 

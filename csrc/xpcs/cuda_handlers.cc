@@ -129,7 +129,8 @@ ffi::Error run(const TwoTimeG2Cotangent& o, cudaStream_t stream, Scratch& scratc
   return status_of(o, launch_cotangent(work, stream));
 }
 
-ffi::Error run(const TwoTimeG2At& o, cudaStream_t stream, Scratch&) {
+ffi::Error run(const TwoTimeG2At& o, cudaStream_t stream) {
+  if (!o.call.ok()) return o.call.error();
   PointCall points;
   const auto set = [&](PointOperand which, const Operand& operand) {
     points.operands.set(which, operand.data, operand.map);
@@ -183,15 +184,24 @@ ffi::Error run(const TwoTimeNormalEquations& o, cudaStream_t stream, Scratch& sc
 }
 
 template <typename Op>
-ffi::Error on_cuda(const Op& operands, cudaStream_t stream, ffi::ScratchAllocator allocator) {
+ffi::Error with_scratch(const Op& operands, cudaStream_t stream, ffi::ScratchAllocator allocator) {
   if (!operands.call.ok()) return operands.call.error();
   Scratch scratch(allocator);
   return run(operands, stream, scratch);
+}
+
+template <typename Op>
+constexpr auto runner() {
+  if constexpr (std::is_same_v<TwoTimeG2At, Op>) {
+    return static_cast<ffi::Error (*)(const TwoTimeG2At&, cudaStream_t)>(&run);
+  } else {
+    return &with_scratch<Op>;
+  }
 }
 
 }  // namespace
 }  // namespace jaxkern::xpcs
 
 #define JAXKERN_XPCS_ON_CUDA(name, target) \
-  JAXKERN_CUDA_HANDLER(name, jaxkern::xpcs::on_cuda<jaxkern::xpcs::name>)
+  JAXKERN_CUDA_HANDLER(name, jaxkern::xpcs::runner<jaxkern::xpcs::name>())
 JAXKERN_XPCS_OPS(JAXKERN_XPCS_ON_CUDA)

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/simd_dispatch.h"
+#include "core/streaming.h"
 #include "xpcs/cpu.h"
 #include "xpcs/operands.h"
 #include "xpcs/ops.h"
@@ -35,9 +36,12 @@ ffi::Error run_matrix(const Executor& executor, MatrixOp op, const AngleOperands
   if (o.n == 0) return ffi::Error::Success();  // without a loop over the samples
   const PhaseTables tables = tables_of(executor, o);
   std::vector<MatrixWork> work(o.call.samples());
+  const bool streaming =
+      o.call.samples() * o.n > largest_cached_result() / (o.single() ? 4 : 8) / o.n;
   for (int64_t i = 0; i < o.call.samples(); ++i) {
     work[i].phases = tables[i];
     work[i].single = o.single();
+    work[i].streaming = streaming;
     work[i].contrast = real_at(o.contrast, i);
     set(work[i], i);
   }

@@ -40,26 +40,30 @@ inline void stream_line(double* to, const double* from) {
 }
 #endif
 
-// Bypasses the caches for full cache lines. The ends of a row are stored normally, because the
-// neighbouring tile writes the rest of their lines.
+// With `streaming`, full cache lines bypass the caches. The ends of a row are stored normally,
+// because the neighbouring tile writes the rest of their lines.
 template <typename Real>
-inline void write_row(Real* to, int64_t count, const double* from) {
+inline void write_row(Real* to, int64_t count, const double* from, bool streaming) {
   int64_t j = 0;
 #if defined(__SSE2__)
-  constexpr int64_t kLine = 64 / sizeof(Real);
-  for (; j < count && reinterpret_cast<uintptr_t>(to + j) % 64 != 0; ++j) {
-    to[j] = static_cast<Real>(from[j]);
+  if (streaming) {
+    constexpr int64_t kLine = 64 / sizeof(Real);
+    for (; j < count && reinterpret_cast<uintptr_t>(to + j) % 64 != 0; ++j) {
+      to[j] = static_cast<Real>(from[j]);
+    }
+    for (; j + kLine <= count; j += kLine) stream_line(to + j, from + j);
   }
-  for (; j + kLine <= count; j += kLine) stream_line(to + j, from + j);
+#else
+  (void)streaming;
 #endif
   for (; j < count; ++j) to[j] = static_cast<Real>(from[j]);
 }
 
 inline void write_matrix(const MatrixWork& work, int64_t at, int64_t count, const double* from) {
   if (work.single) {
-    write_row(static_cast<float*>(work.out) + at, count, from);
+    write_row(static_cast<float*>(work.out) + at, count, from, work.streaming);
   } else {
-    write_row(static_cast<double*>(work.out) + at, count, from);
+    write_row(static_cast<double*>(work.out) + at, count, from, work.streaming);
   }
 }
 
@@ -201,7 +205,7 @@ inline void matrix_rows(MatrixOp op, const MatrixWork& work, int64_t row0, int64
       full_rows(op, work, row0, rows, sums, s);
   }
 #if defined(__SSE2__)
-  _mm_sfence();
+  if (work.streaming) _mm_sfence();
 #endif
 }
 

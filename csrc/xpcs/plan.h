@@ -75,9 +75,10 @@ struct NormalWork {
 struct MatrixWork {
   Phases phases;
   double contrast = 0, offset = 0;
-  void* out = nullptr;  // [n, n]
-  bool single = false;  // `out` is float, not double
-  Reals data;           // [n, n]: data, or a cotangent
+  void* out = nullptr;     // [n, n]
+  bool single = false;     // `out` is float, not double
+  bool streaming = false;  // all results leave the caches before they are read (core/streaming.h)
+  Reals data;              // [n, n]: data, or a cotangent
   // Tangents, [n + kPadding] each, or null.
   const double* tangent_a = nullptr;
   const double* tangent_x = nullptr;

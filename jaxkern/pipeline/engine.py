@@ -95,10 +95,11 @@ class Engine:
         self._items: dict[int, Item] = {}
         self._next = start
         self._claiming = threading.Lock()
-        self._lock = threading.RLock()  # guards the next three; a finalizer may close in any thread
+        self._lock = threading.RLock()  # guards the next four; a finalizer may close in any thread
         self._threads = threads  # number of threads that should run; 0 after the last item
         self._running: dict[int, threading.Thread] = {}  # by thread number, from 0
         self._ended = False  # no more items are claimed
+        self._making_here = False  # a thread is in `_make_here`
         self._process = os.getpid()
         self._contexts = ThreadContexts()
 
@@ -182,14 +183,29 @@ class Engine:
                 thread.join(timeout)
 
     def _end(self) -> bool:
-        """Claim no more items; return True if no thread runs."""
+        """Claim no more items; return True if no thread uses the source."""
         with self._lock:
             self._threads, self._ended = 0, True
-            return not self._running
+            return not self._running and not self._making_here
 
     def _make_here(self) -> Item | None:
+        closed = RingClosed("the iteration was closed while a batch was made")
+        with self._lock:
+            if self._ended:
+                raise closed
+            self._making_here = True
+        try:
+            item = self._make_on_request()
+        finally:
+            with self._lock:
+                self._making_here = False
+            if self._ended:  # another thread closed the engine; it could not release the source
+                self._source.release()
         if self._ended:
-            raise RingClosed("the iteration was closed while a batch was made")
+            raise closed
+        return item
+
+    def _make_on_request(self) -> Item | None:
         before, value, error = self._source.position, None, None
         try:
             claim = self._source.claim()
@@ -258,7 +274,8 @@ class Engine:
         if error is None:
             assert slot is not None
             if self._slot_bytes and not getattr(value, "filled", False):
-                self._overflow_bytes += value.nbytes - self._slot_bytes
+                with self._lock:
+                    self._overflow_bytes += value.nbytes - self._slot_bytes
             slot.commit()
             return True
         # An exception raised by str(error) must not end the thread.

@@ -297,6 +297,8 @@ class PipelineIterator(Iterator[Data]):
             )
         self._finalizers.append(weakref.finalize(self, engine.close))
         self._engine = engine
+        if self._closed:  # by another thread, before the engine was in the list
+            engine.close()
         return engine
 
     def _restart(self) -> None:

@@ -195,12 +195,13 @@ class _RecordStore:
         self._written = np.zeros(count, bool)
         self._fields: dict[str, Any] | None = None
         self._limits: dict[str, tuple[int, int]] = {}  # (max_height, max_width) of Ragged fields
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # also orders the values of a record and its flag
         self.masked = False  # True if batches have the field "mask" of a padded epoch
 
     def read(self, records: np.ndarray) -> Data | None:
-        if self._fields is None or not self._written[records].all():
-            return None
+        with self._lock:
+            if self._fields is None or not self._written[records].all():
+                return None
         fields: Data = {}
         for name, store in self._fields.items():
             if name in self._limits:
@@ -223,7 +224,8 @@ class _RecordStore:
                     store[record] = image.copy()
             else:
                 jax.tree.map(lambda values, new: values.__setitem__(records, new), store, value)
-        self._written[records] = True
+        with self._lock:
+            self._written[records] = True
 
     def _empty(self, name: str, value: Any) -> Any:
         if row.is_ragged(value):

@@ -30,8 +30,9 @@ def pop(ring: Any, token: jax.Array) -> tuple[Any, jax.Array]:
       jax.errors.JaxRuntimeError: at run time, if the producer failed (with its message), if the
         ring is closed, has ended or has another structure, or if no batch was put within
         ``pop_timeout``.
-      NotImplementedError: under ``vmap``, in a program over several devices, and on platforms
-        without the native library.
+      NotImplementedError: under ``vmap``, in a program over several devices, on a GPU, where the
+        wait would block all launches (iterate over ``Ring(..., device=gpu)`` instead), and without
+        the native library.
 
     Example:
       >>> import jax, numpy as np, jaxkern as jk
@@ -109,6 +110,12 @@ def _lower(ctx: Any, token: Any, *, target: str) -> Any:
             "Ring(..., device=sharding) outside"
         )
     for platform in ctx.platforms or ctx.module_context.platforms:
+        if platform != "cpu":
+            raise NotImplementedError(
+                f"jaxkern.ring.pop and push on {platform}: programs wait for a ring on the CPU "
+                "only; iterate over jaxkern.ring.Ring(..., device=device) outside the program, "
+                "which copies the next batches meanwhile"
+            )
         problem = registry.missing(target, platform)
         if problem is not None:
             raise NotImplementedError(f"jaxkern.ring.pop and push on {platform}: {problem}")

@@ -391,7 +391,7 @@ void check_chain() {
     const int64_t strides[5] = {};
     float out[12];
     char message[100] = "";
-    const JaxkernRecords records{1, rows, operands, strides, out, nullptr};
+    const JaxkernRecords records{1, rows, operands, strides, out, nullptr, 0};
     const auto& abi = kept.abi();
     expect(abi.output_bytes == sizeof out, "the output's size");
     expect(abi.run(abi.state, &records, message, sizeof message) == 0, message);

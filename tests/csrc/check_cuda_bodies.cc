@@ -164,6 +164,29 @@ struct Statistics {
   int64_t images = 0, faulty = 0;
 };
 
+// The tiles of images far into a batch: a flat index exceeds 32 bits.
+bool check_large_batch() {
+  const int32_t height = 224, width = 300;
+  const Tiling tiling = tiling_of(height, width);
+  for (const int64_t image : {int64_t{65535}, int64_t{65536}, int64_t{1} << 31, int64_t{1} << 40}) {
+    int64_t pixels = 0;
+    for (int32_t k = 0; k < tiling.each; ++k) {
+      const Tile tile = tile_at(tiling, height, width, image * tiling.each + k);
+      pixels += int64_t{tile.rows} * tile.columns;
+      if (tile.image == image && tile.row + tile.rows <= height &&
+          tile.column + tile.columns <= width)
+        continue;
+      std::printf("tile %d of image %" PRId64 " is one of image %" PRId64 "\n", k, image,
+                  tile.image);
+      return false;
+    }
+    if (pixels == int64_t{height} * width) continue;
+    std::printf("the tiles of image %" PRId64 " have %" PRId64 " pixels\n", image, pixels);
+    return false;
+  }
+  return true;
+}
+
 bool check_chain(uint64_t seed, Statistics& statistics) {
   Random random(seed * 0x9e3779b97f4a7c15u + 1);
   Limits limits;
@@ -486,7 +509,7 @@ int main(int argc, char** argv) {
   const uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   Statistics statistics;
   int64_t in_vectors = 0;
-  int failures = 0;
+  int failures = !check_large_batch();
   for (uint64_t seed = first; seed < first + iterations && failures < 5; ++seed) {
     failures += !check_chain(seed, statistics);
     failures += !check_mix(seed, in_vectors);

@@ -291,6 +291,26 @@ void check_normal(const Case (&cases)[2], Random& random, Batch& batch, Report& 
   }
 }
 
+// Tiles of angles far into a batch, whose flat indices exceed 32 bits: each angle has its upper
+// triangle.
+int check_large_batch() {
+  MatrixCall call;
+  call.angle.n = 4000;
+  const int64_t rows = matrix_tile_rows(call), each = matrix_tiles_each(call);
+  for (const int64_t angle : {int64_t{65536}, int64_t{1} << 31, int64_t{1} << 40}) {
+    int64_t valid = 0;
+    for (int64_t flat = angle * each; flat < (angle + 1) * each; ++flat) {
+      const MatrixTile tile = matrix_tile(call, flat);
+      valid += tile.valid && tile.sample == angle && tile.row <= tile.column &&
+               tile.column < call.angle.n;
+    }
+    if (valid == rows * (rows + 1) / 2) continue;
+    std::printf("angle %" PRId64 " has %" PRId64 " tiles\n", angle, valid);
+    return 1;
+  }
+  return 0;
+}
+
 int check(uint64_t seed) {
   Random random(seed * 7919 + 1);
   Report report{seed, random() % 2 == 0};
@@ -313,7 +333,7 @@ int check(uint64_t seed) {
 int main(int argc, char** argv) {
   const uint64_t iterations = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 60;
   const uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 0;
-  int failures = 0;
+  int failures = jaxkern::xpcs::testing::check_large_batch();
   for (uint64_t seed = first; seed < first + iterations && failures < 10; ++seed) {
     failures += jaxkern::xpcs::testing::check(seed);
   }

@@ -52,8 +52,8 @@ struct Record {
                               chain->erase_value.data(), size};
     const int64_t strides[6] = {};
     char text[1024] = "";
-    const JaxkernRecords records{1,       rows,          operands,
-                                 strides, output.data(), masked ? &valid : nullptr};
+    const JaxkernRecords records{
+        1, rows, operands, strides, output.data(), masked ? &valid : nullptr, 0};
     const int32_t failed = abi.run(abi.state, &records, text, sizeof text);
     message = text;
     expect(failed == 0 || failed == 1, "an unknown record failed");

@@ -1,6 +1,7 @@
 // Runs image programs with random codes and values at every SIMD level, and the body of the CUDA
 // kernel thread by thread. All of them must write the same bytes. Images end at the end of their
 // memory, so that a sanitizer detects accesses beyond. Usage: check_program [rounds] [seed]
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -44,11 +45,14 @@ struct Free {
   void operator()(char* memory) const { std::free(memory); }
 };
 
-// A block whose threads run one after the other, in either order, which detects a thread that
-// depends on another one before the next barrier.
+// A group of blocks whose threads run one after the other, in either order, which detects a thread
+// that depends on another one before the next barrier.
 struct HostBlock {
-  int32_t threads;
+  int32_t threads, width;
   bool forward;
+  std::vector<uint32_t> memory = std::vector<uint32_t>(
+      static_cast<size_t>((threads + width - 1) / width * 3 * 256), 0xffffffffu);
+  uint32_t* counts(int32_t thread) { return memory.data() + thread / width * 3 * 256; }
   template <typename Body>
   void run(const Body& body) {
     for (int32_t k = 0; k < threads; ++k) body(forward ? k : threads - 1 - k);
@@ -60,23 +64,24 @@ struct HostBlock {
 };
 
 template <typename T, int C>
-void run_block(const ProgramCall& call, int32_t threads) {
+void run_block(const ProgramCall& call, int32_t width, int32_t threads) {
   // As on the device, a block's memory is uninitialized.
-  const size_t bytes = static_cast<size_t>(program_memory(call).bytes);
+  const ProgramMemory memory = program_memory(call, threads);
+  const size_t bytes = static_cast<size_t>(memory.bytes);
   const std::unique_ptr<char, Free> scratch(static_cast<char*>(std::aligned_alloc(256, bytes)));
   const std::unique_ptr<ProgramShared> shared(new ProgramShared);
   memset(scratch.get(), 0xff, bytes);
   memset(static_cast<void*>(shared.get()), 0xff, sizeof(ProgramShared));
-  HostBlock block = {threads, threads % 2 == 0};
-  ProgramBody<T, C, HostBlock> body = {call, *shared, block, scratch.get()};
+  HostBlock block = {threads, width, width % 2 == 0};
+  ProgramBody<T, C, HostBlock> body = {call, memory, *shared, block, scratch.get()};
   for (int64_t i = 0; i < call.samples; ++i) body.run(i);
 }
 
 template <typename T>
-void run_blocks(const ProgramCall& call, int32_t threads) {
-  if (call.channels == 1) run_block<T, 1>(call, threads);
-  if (call.channels == 3) run_block<T, 3>(call, threads);
-  if (call.channels == 4) run_block<T, 4>(call, threads);
+void run_blocks(const ProgramCall& call, int32_t width, int32_t threads) {
+  if (call.channels == 1) run_block<T, 1>(call, width, threads);
+  if (call.channels == 3) run_block<T, 3>(call, width, threads);
+  if (call.channels == 4) run_block<T, 4>(call, width, threads);
 }
 
 struct Case {
@@ -136,10 +141,11 @@ struct Case {
     return output;
   }
 
-  std::unique_ptr<char[]> run_cuda(int32_t threads) {
+  std::unique_ptr<char[]> run_cuda(int32_t width, int32_t blocks) {
     std::unique_ptr<char[]> output(new char[bytes]);
     call.output = output.get();
-    (call.dtype == Dtype::kU8 ? run_blocks<uint8_t> : run_blocks<float>)(call, threads);
+    (call.dtype == Dtype::kU8 ? run_blocks<uint8_t> : run_blocks<float>)(call, width,
+                                                                         width * blocks);
     return output;
   }
 };
@@ -170,9 +176,36 @@ bool same(const Case& c, const char* a, const char* b) {
   return true;
 }
 
+// All blocks of groups that wait for each other are resident, and every image has a group.
+bool check_grids() {
+  for (const int64_t samples :
+       {int64_t{1}, int64_t{63}, int64_t{64}, int64_t{264}, int64_t{70000}, int64_t{1} << 40}) {
+    for (const int64_t resident : {0, 1, 2, 80, 264, 1584}) {
+      for (const int32_t side : {1, 32, 224, 30000}) {
+        ProgramCall call = {};
+        call.samples = samples;
+        call.height = call.width = side;
+        const ProgramGrid grid = program_grid(call, resident);
+        const bool fits = grid.groups * grid.blocks <= std::max<int64_t>(resident, 1);
+        const bool whole = grid.groups >= 1 && grid.groups <= samples && grid.blocks >= 1;
+        const bool used = side < 224 || samples > resident || grid.blocks == kMaxProgramGroup ||
+                          2 * grid.groups * grid.blocks > resident;
+        if (fits && whole && used && (side > 32 || grid.blocks == 1)) continue;
+        std::printf("%lld images of side %d on %lld blocks: %lld groups of %lld\n",
+                    static_cast<long long>(samples), side, static_cast<long long>(resident),
+                    static_cast<long long>(grid.groups), static_cast<long long>(grid.blocks));
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (!check_grids()) return 1;
+
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 400;
   const unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1;
   for (int round = 0; round < rounds; ++round) {
@@ -189,11 +222,12 @@ int main(int argc, char** argv) {
         return 1;
       }
     }
-    const int32_t threads = kProgramValues + random.below(kProgramThreads - kProgramValues + 1);
-    if (const std::unique_ptr<char[]> got = c.run_cuda(threads);
+    const int32_t width = kProgramValues + random.below(kProgramThreads - kProgramValues + 1);
+    const int32_t blocks = 1 + random.below(4);
+    if (const std::unique_ptr<char[]> got = c.run_cuda(width, blocks);
         !order_decides(c) && !same(c, got.get(), expected.get())) {
-      std::printf("seed %u: the body of the CUDA kernel differs with %d threads\n",
-                  seed + static_cast<unsigned>(round), threads);
+      std::printf("seed %u: the body of the CUDA kernel differs with %d blocks of %d threads\n",
+                  seed + static_cast<unsigned>(round), blocks, width);
       return 1;
     }
   }

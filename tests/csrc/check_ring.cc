@@ -16,6 +16,7 @@
 
 #include "ring/program_ring.h"
 #include "ring/ring.h"
+#include "ring/waiters.h"
 
 namespace {
 
@@ -475,7 +476,7 @@ class NoThreads {
   pthread_attr_t usual_;
 };
 
-// What the CUDA module does with a ring, through the table of functions that it is given.
+// The functions of a ring that programs and the CUDA module call.
 void programs() {
   const auto ring = make(2, 0, 79);
   const jaxkern::ring::ProgramAccess& rings = jaxkern::ring::program_access();
@@ -486,15 +487,18 @@ void programs() {
     expect(dropped.leaves.size() == ring->leaves().size(), "the leaves of a program's slot");
   }
   expect(ring->statistics().filling == 0, "a slot that a program drops goes back");
-  for (const bool threads : {false, true}) {  // in this order: a thread that was made is kept
-    std::optional<NoThreads> none;
-    if (!threads) none.emplace();
-    jaxkern::ring::HostBatch slot, batch;
-    expect(rings.acquire(ring, kNow, &slot).ok(), "a program's slot");
-    rings.end_in_waiter(std::move(slot), nullptr);
-    expect(rings.take(ring, in(5000000), &batch).ok(), "a batch that was committed elsewhere");
-    expect(batch.end(nullptr).ok() && ring->statistics().held == 0, "a program's batch goes back");
+  jaxkern::ring::HostBatch slot, batch;
+  expect(rings.acquire(ring, kNow, &slot).ok() && slot.end().ok(), "a program's commit");
+  expect(rings.take(ring, kNow, &batch).ok(), "a batch that a program committed");
+  expect(batch.end().ok() && ring->statistics().held == 0, "a program's batch goes back");
+  static std::atomic<int> freed{-1};
+  const auto task = [](void* data, int device) { *static_cast<std::atomic<int>*>(data) = device; };
+  {
+    NoThreads none;
+    expect(!rings.run_in_waiter(task, &freed, 3), "a thread that cannot be started");
   }
+  expect(rings.run_in_waiter(task, &freed, 3), "a thread for a task of the CUDA module");
+  expect(jaxkern::ring::join_waiters(in(5000000)) && freed == 3, "the task of the CUDA module");
 }
 
 }  // namespace

@@ -283,7 +283,7 @@ bool check_producer(uint64_t seed) {
   std::string problem[2];
   const auto make = [&](std::string* message) {
     std::vector<unsigned char> output(static_cast<size_t>(producer->output_bytes));
-    const JaxkernRecords records{1, rows, operands, strides, output.data(), nullptr};
+    const JaxkernRecords records{1, rows, operands, strides, output.data(), nullptr, 0};
     char text[1024] = "another image";
     const int32_t failed = producer->run(producer->state, &records, text, sizeof text);
     if (failed != 0 || output != expected) *message = text;

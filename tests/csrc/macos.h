@@ -8,6 +8,8 @@
 #include <pthread.h>
 #undef pthread_setname_np
 extern "C" int pthread_setname_np(const char* name);
+#include <sched.h>
 #include <sys/mman.h>
+#pragma GCC poison sched_getaffinity
 #undef MADV_HUGEPAGE
 #undef MAP_POPULATE

@@ -279,6 +279,13 @@ def test_vmap_over_models(device: Any, host: Any) -> None:
     assert got.shape == (6, 5, 70, 70)
 
 
+def test_more_angles_than_a_grid_has_rows(device: Any, host: Any) -> None:
+    """The second and third axis of a grid have at most 65,535 blocks."""
+    phases = _phases(5, 70_001)
+    fn = lambda *x: ops.two_time_g2(*x, batch_dims=1, shear_power=4)  # noqa: E731
+    _close(on(device, "native", fn, *phases), on(host, "native", fn, *phases))
+
+
 def test_no_frames_and_no_angles(device: Any) -> None:
     A, X, contrast, offset = _phases(10, 3)
     g2 = lambda *x: ops.two_time_g2(*x, batch_dims=1, shear_power=4)  # noqa: E731

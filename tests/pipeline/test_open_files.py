@@ -7,13 +7,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from support.errors import raises
 from support.pipeline.batches import column, epoch_of
 
 import jaxkern as jk
+
+h5py = pytest.importorskip("h5py")  # no wheels for free-threaded Python 3.13
 
 ROWS = np.arange(12, dtype=np.int32).reshape(6, 2)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 import tracemalloc
 
-import h5py
 import jax
 import ml_dtypes
 import numpy as np
@@ -147,6 +146,7 @@ def test_npy_files(tmp_path, expected_epoch):
 
 @pytest.mark.parametrize("storage", [{}, {"chunks": True}, {"chunks": True, "compression": "gzip"}])
 def test_hdf5(tmp_path, expected_epoch, storage):
+    h5py = pytest.importorskip("h5py")  # no wheels for free-threaded Python 3.13
     path = tmp_path / "data.h5"
     with h5py.File(path, "w") as file:
         for name, array in arrays().items():
@@ -159,6 +159,7 @@ def test_hdf5(tmp_path, expected_epoch, storage):
 
 
 def test_hdf5_that_is_still_being_written(tmp_path):
+    h5py = pytest.importorskip("h5py")  # no wheels for free-threaded Python 3.13
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file["x"] = np.arange(10, dtype=np.int32)
         for number in (1, 2):
@@ -168,6 +169,7 @@ def test_hdf5_that_is_still_being_written(tmp_path):
 
 
 def test_hdf5_errors(tmp_path):
+    h5py = pytest.importorskip("h5py")  # no wheels for free-threaded Python 3.13
     path = tmp_path / "data.h5"
     with h5py.File(path, "w") as file:
         file["x"], file["y"], file["text"] = np.zeros(3), np.zeros(4), ["a", "b", "c"]

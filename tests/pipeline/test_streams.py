@@ -8,6 +8,7 @@ import gc
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import jax
@@ -18,6 +19,7 @@ from support.pipeline.batches import NOISE, assert_resumes, assert_same, epoch_o
 
 import jaxkern as jk
 from jaxkern.pipeline import Filter, Rebatch
+from jaxkern.ring import RingClosed
 
 RECORDS = 43
 
@@ -419,6 +421,32 @@ def test_generators_are_closed_in_their_thread():
     next(batches)
     batches.close()
     wait(3)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_thread_closes_an_iterator_while_another_reads_the_stream(num_workers):
+    reading, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def blocked():
+        try:
+            yield from map(record, range(4))
+            reading.set()
+            assert go_on.wait(60)
+            yield from map(record, range(4, 100))
+        finally:
+            closed.set()
+
+    batches = iter(jk.from_stream(blocked, 4, num_workers=num_workers))
+    next(batches)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(next, batches)
+        assert reading.wait(60)
+        batches.close()  # neither waits nor closes the generator that the other thread executes
+        assert not closed.is_set()
+        go_on.set()
+        with pytest.raises(RingClosed):
+            other.result(60)
+        assert closed.wait(60)
 
 
 def test_a_new_iterator_resumes_an_interrupted_one():

@@ -311,7 +311,7 @@ class Saying:
     """A native producer that fails, with these bytes as its message."""
 
     struct = jax.ShapeDtypeStruct((), np.uint8)
-    name = b"jaxkern.producer.v2"  # a capsule does not keep it
+    name = b"jaxkern.producer.v3"  # a capsule does not keep it
     made: ClassVar[list] = []  # nor what it points to
 
     def __init__(self, said: bytes):
@@ -321,7 +321,7 @@ class Saying:
 
         hooks = [Abi.hook(lambda state: None)] * 2
         size = ctypes.sizeof(Abi)
-        self.abi = Abi(2, size, None, *hooks, 1, 1, 0, None, Abi.run_type(run))
+        self.abi = Abi(3, size, None, *hooks, 1, 1, 0, None, Abi.run_type(run))
         new = ctypes.pythonapi.PyCapsule_New
         new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, Abi.hook]
         self.capsule = new(ctypes.addressof(self.abi), self.name, Abi.hook(0))

@@ -212,6 +212,9 @@ def test_what_a_program_cannot_do_is_refused():
         jk.ring.push(ring, token, {"x": jnp.zeros((8, 3)), "y": jnp.zeros(9, jnp.int32)})
     with raises(TypeError, "pack"):
         jk.ring.pop(jax.ShapeDtypeStruct((2,), jnp.int4), token)
+    program = jax.jit(lambda t: jk.ring.pop(STRUCT, t)[1]).trace(token)
+    with raises(NotImplementedError, "on cuda", "CPU", "Ring(..., device=device)"):
+        program.lower(lowering_platforms=("cuda",))
     mesh = jax.make_mesh((4,), ("data",))
     spread = jax.device_put(jnp.zeros(4), jax.NamedSharding(mesh, jax.P("data")))
     with raises(NotImplementedError, "devices"):

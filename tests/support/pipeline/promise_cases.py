@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
+import pytest
 
 import jaxkern as jk
 from jaxkern.pipeline import (
@@ -88,7 +89,7 @@ def _npy(folder: Path) -> Factory:
 
 
 def _hdf5(folder: Path, **how: Any) -> Factory:
-    import h5py
+    h5py = pytest.importorskip("h5py")  # no wheels for free-threaded Python 3.13
 
     with h5py.File(folder / "data.h5", "w") as file:
         for name, array in fields().items():
