@@ -90,7 +90,7 @@ def row(case: Case, gpu: Any, cpu: Any, options: Any, copied: float) -> list[Any
         return cells
     arms = arms_of(case, gpu, cpu, options.values)
     if options.values:
-        return [*cells, "equal"]
+        return [*cells, f"within {case.tolerance:g}"]
     comparison = compare(
         {name: call for name, (call, _) in arms.items()},
         check=None,

@@ -10,6 +10,7 @@ of NEON, so a ratio per lane is half the ratio of the counts. The exit status is
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,12 @@ def count(plugin: Path, program: Path, level: str, case: str) -> int:
     return totals[0] - totals[1]
 
 
+def version(tool: str) -> str:
+    """Return a program with its version."""
+    text = subprocess.run([tool, "--version"], check=True, capture_output=True, text=True).stdout
+    return f"{tool} {re.findall(r'[0-9]+[.][0-9.]+', text)[0]}"
+
+
 def main() -> None:
     bench = harness.Benchmark(
         __doc__,
@@ -80,7 +87,8 @@ def main() -> None:
         worst = max(worst, neon / v3 / 2)
         rows.append([case, f"{v3:.2f}", f"{neon:.2f}", f"{neon / v3 / 2:.2f}"])
     header = "loop | AVX2: instructions a value | NEON | NEON / AVX2 per lane"
-    note = f"The largest ratio is {worst:.2f}; the limit is {LIMIT}."
+    compilers = (version(tool) for tool in ("g++", "aarch64-linux-gnu-g++", "qemu-aarch64"))
+    note = f"{', '.join(compilers)}. The largest ratio is {worst:.2f}; the limit is {LIMIT}."
     bench.write(harness.table(header, "lrrr", rows), note=note)
     if worst > LIMIT:
         raise SystemExit(f"a ratio per lane is {worst:.2f}; expected at most {LIMIT}")

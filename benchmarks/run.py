@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -28,8 +29,9 @@ SCRIPTS = (
     "ring_batches", "file_batches", "open_files", "packed_files", "token_packing", "mixtures",
     "chosen_workers", "xpcs_kernels", "xpcs_fits", "xpcs_errors", "xpcs_fit_checks",
     "xpcs_streaming", "xpcs_correlators", "xpcs_growth", "xpcs_cpu",
-    "damaged_files",
+    "damaged_files", "instructions", "free_threads",
 )  # fmt: skip
+EMULATION = ("aarch64-linux-gnu-g++", "qemu-aarch64", "qemu-x86_64", "cmake")
 
 
 def script(name: str, *arguments: str) -> list[str]:
@@ -61,10 +63,14 @@ def run(name: str, quick: bool) -> tuple[str, list[str]]:
     """Run the commands of a step; return its outcome and its lines of the page."""
     if name == "gpu" and jax.default_backend() != "gpu":
         return "skipped", ["Skipped: JAX has no GPU here."]
+    if name == "free-threads" and not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "skipped", ["Skipped: this Python is not free-threaded."]
     if name == "gpu-kernels" and not shutil.which("nvcc"):
         return "skipped", ["Skipped: nvcc is not installed."]
     if name.startswith("native") and not shutil.which("cmake"):
         return "skipped", ["Skipped: cmake is not installed."]
+    if name == "instructions" and not all(map(shutil.which, EMULATION)):
+        return "skipped", [f"Skipped: needs {', '.join(EMULATION)}."]
     start, (*before, last) = time.time(), STEPS[name]
     shorter = ["--rounds", "5"] if name == "ops" else ["--quick"]
     for command in [*before, [*last, *(shorter if quick else ())]]:

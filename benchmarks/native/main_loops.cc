@@ -7,6 +7,7 @@
 #include <random>
 
 #include "core/parallel.h"
+#include "core/simd_dispatch.h"
 #include "correlators/event_levels.h"
 #include "correlators/frame_sums.h"
 #include "correlators/multitau.h"
@@ -324,6 +325,8 @@ std::vector<std::function<Case()>> cases() {
 }  // namespace jaxkern::benchmarks
 
 int main(int argc, char** argv) {
+  if (const char* problem = jaxkern::simd_problem())
+    return std::fprintf(stderr, "%s\n", problem), 2;
   const auto cases = jaxkern::benchmarks::cases();
   if (argc == 2) return std::printf("usage: main_loops [CASE REPETITIONS]\n"), 2;
   if (argc < 2) {

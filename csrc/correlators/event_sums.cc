@@ -63,7 +63,7 @@ DelayPlan::DelayPlan(int64_t n_sums, int64_t dpl, const uint32_t* weights)
     }
     for (int64_t t = level.first; t <= level.last; ++t) {
       unsigned __int128 sum = weighted ? 0 : level.size - t;
-      const uint32_t* c = level.weights.data() + 2 * dpl;
+      const uint32_t* c = weighted ? level.weights.data() + 2 * dpl : nullptr;
       for (int64_t k = 0; weighted && k < level.size - t; ++k) sum += uint64_t{c[k]} * c[k + t];
       pairs.push_back(static_cast<double>(sum));
     }

@@ -34,7 +34,7 @@ struct Reals {
 
 template <typename T>
 const T* row_of(const char* array, int64_t row, int64_t pitch) {
-  return reinterpret_cast<const T*>(array) + row * pitch;
+  return array == nullptr ? nullptr : reinterpret_cast<const T*>(array) + row * pitch;
 }
 
 // Returns sum c[k] c[k - t] for all delays, with the number c[k] of good frames in each of `seen`

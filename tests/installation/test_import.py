@@ -33,8 +33,10 @@ def test_import_adds_only_the_core():
 def test_another_distribution_in_the_same_folder_is_an_error(tmp_path, replaced):
     """Also if that distribution was installed last and has replaced ``__init__.py``."""
     (tmp_path / "jaxkern").mkdir()
-    for path in Path(jaxkern.__path__[0]).iterdir():
-        (tmp_path / "jaxkern" / path.name).symlink_to(path)
+    # An editable installation has two folders.
+    for path in (path for folder in jaxkern.__path__ for path in Path(folder).iterdir()):
+        if not (tmp_path / "jaxkern" / path.name).exists():
+            (tmp_path / "jaxkern" / path.name).symlink_to(path)
     if replaced:
         (tmp_path / "jaxkern" / "__init__.py").unlink()
         (tmp_path / "jaxkern" / "__init__.py").write_text("__version__ = '0.0.5'")
@@ -44,6 +46,8 @@ def test_another_distribution_in_the_same_folder_is_an_error(tmp_path, replaced)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     assert subprocess.run(command, env=environment).returncode == 0
     (tmp_path / "jaxkern-0.0.5.dist-info").mkdir()
+    assert subprocess.run(command, env=environment).returncode == 0  # the rest of an installation
+    (tmp_path / "jaxkern-0.0.5.dist-info" / "RECORD").touch()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert "ImportError" in done.stderr

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import tomllib
 
-import jax
 from support.pages import ROOT, blocks
 
 import jaxkern as jk
@@ -28,7 +27,7 @@ def test_the_handler_of_the_page_compiles(tmp_path):
     assert compiler is not None
     subprocess.run(
         [compiler, "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
-         f"-I{jk.get_include()}", "-isystem", jax.ffi.include_dir(), source],
+         "-isystem", jk.get_include(), source],
         check=True,
     )  # fmt: skip
 
@@ -43,15 +42,16 @@ def test_the_example_installs_neither_another_jaxkern_nor_another_jaxlib():
         *(x for extra in project["optional-dependencies"].values() for x in extra),
     ]
     assert {re.split(r"[^\w-]", name)[0] for name in named}.isdisjoint({"jaxkern", "jaxlib"})
-    installed = [
+    commands = [
         line
         for page in (EXAMPLE / "README.md", ROOT / "docs" / "development.md")
         for block in blocks(page, "sh")
         for line in block.text.splitlines()
-        if line.startswith("pip install") and re.search("jaxlib|jaxkern", line)
+        if line.startswith("pip install")
     ]
-    # In a separate directory, not in the environment.
-    assert all(" --no-deps --target " in line for line in installed), installed
+    assert commands
+    for line in commands:
+        assert not re.search(r"jaxlib|\bjaxkern\b(?!-)", line)
 
 
 def test_the_sources_of_the_example_are_not_importable_from_its_folder():
