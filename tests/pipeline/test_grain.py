@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
+from support import FORMATS
 from support.pipeline.batches import column, epoch_of
 
 import jaxkern as jk
 
 pytestmark = pytest.mark.skipif(
-    sys.version_info >= (3, 14), reason="the test extra installs Grain below Python 3.14 only"
+    not FORMATS, reason="the test extra installs Grain below Python 3.14 and with the GIL only"
 )
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 import warnings
 
 import numpy as np
 import PIL.Image
 import PIL.ImageOps
 import pytest
+from support import FORMATS
 from support.errors import raises
 from support.pipeline import written
 from support.pipeline.batches import assert_same, column, epoch_of, is_native
@@ -85,7 +85,7 @@ OTHERS = {
 # The test extra has simplejpeg below Python 3.14 only.
 LIBRARIES = [
     pytest.param("native", marks=native_jpeg),
-    *(["simplejpeg"] if sys.version_info < (3, 14) else []),
+    *(["simplejpeg"] if FORMATS else []),
     "Pillow",
 ]
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 SUPPORT = Path(__file__).parent
+#: True if the test extra's grain, simplejpeg and libraries of formats have wheels for this Python
+FORMATS = sys.version_info < (3, 14) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def environment() -> dict[str, str]:

@@ -8,7 +8,6 @@ Its batches have an integer field "id" [N] that names each row; nothing else is 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from jaxkern.pipeline import (
     pack,
 )
 from jaxkern.pipeline.sources.packed.layout import open_packed
+from support import FORMATS
 from support.pipeline.batches import NOISE, arrays
 from support.pipeline.written import (
     encoded,
@@ -382,7 +382,7 @@ CASES: dict[str, Case] = {
     "augmented natively": Case(_augmented),
     "tar shards": Case(_tar, breaks=lambda folder: _tar(folder, True)),
 }
-if sys.version_info < (3, 14):  # where the test extra installs their libraries
+if FORMATS:
     CASES |= {
         "zarr": Case(lambda folder: _zarr(folder, 4), breaks=lambda folder: _zarr(folder, 1, True)),
         "arrow": Case(_arrow, breaks=lambda folder: _arrow(folder, True)),
