@@ -20,7 +20,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/python -m pytest -c $(CURDIR)/pyproject.toml \
 CPP := $$(git ls-files '*.h' '*.cc' '*.cu')
 
 .PHONY: demo figures-images figures-xpcs train train-tokens test test-slow test-all test-huggingface test-torchvision xpcs-peers \
-	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators bench-freethreaded profile freethreaded gpu-check gpu-wheel lint docs clean install wheels
+	xpcs-peers-environment train-check bench bench-all bench-ops bench-streaming bench-native bench-peers bench-correlators bench-freethreaded profile freethreaded gpu-check gpu-wheel arm-check lint docs clean install wheels
 
 demo: EXTRA = demo
 demo: install
@@ -154,6 +154,11 @@ gpu-check:
 gpu-wheel: $(VENV)/bin/python
 	$(BIN)/python -m pip wheel -q --no-deps -w build/gpu-wheel -Ccmake.define.JAXKERN_CUDA=ON \
 		$(if $(CUDA_ARCHITECTURES),-Ccmake.define.CMAKE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)") .
+
+# The wheel for aarch64 under emulation. Debian's arm64 Python is 3.11, so the wheel is for 3.11.
+arm-check:
+	SKBUILD_CMAKE_DEFINE="JAXKERN_WERROR=ON;JAXKERN_JPEG=ON;JAXKERN_CUDA=OFF" $(MAKE) install VENV=.venv-arm PYTHON=python3.11 EXTRA=xpcs
+	.ci/arm-check $(CURDIR)/.venv-arm/bin/python
 
 lint: $(VENV)/bin/python
 	$(BIN)/python -m pip install -q -r .ci/lint.txt
