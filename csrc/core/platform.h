@@ -1,15 +1,12 @@
 // Calls that differ between Linux and macOS, or that only one of them has. They are advice or
-// names, so elsewhere they do nothing.
+// names, so elsewhere they do nothing. <unistd.h> is not included, since a header that ops of other
+// packages use includes this one.
 #ifndef JAXKERN_CORE_PLATFORM_H_
 #define JAXKERN_CORE_PLATFORM_H_
 
 #include <pthread.h>
-#if defined(__linux__)
-#include <sched.h>
-#endif
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -36,36 +33,13 @@ inline bool is_resident([[maybe_unused]] void* page) {
 
 // Releases the memory of the whole pages of the mapping of a file in [begin, begin + bytes). The
 // next access reads the file again.
-inline void release_file_pages([[maybe_unused]] const void* begin, [[maybe_unused]] size_t bytes) {
-#if defined(__linux__)
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto at = reinterpret_cast<uintptr_t>(begin);
-  const uintptr_t first = (at + page - 1) / page * page, end = (at + bytes) / page * page;
-  if (first < end) (void)madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
-#endif
-}
+void release_file_pages(const void* begin, size_t bytes);
 
 // The CPUs that this process may use; empty where the system cannot tell.
-inline std::vector<int> allowed_cpus() {
-  std::vector<int> cpus;
-#if defined(__linux__)
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return cpus;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
-  }
-#endif
-  return cpus;
-}
+std::vector<int> allowed_cpus();
 
 // The size of the last-level cache in the tables of the C library, or 0.
-inline int64_t reported_cache_bytes() {
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-  return sysconf(_SC_LEVEL3_CACHE_SIZE);
-#else
-  return 0;
-#endif
-}
+int64_t reported_cache_bytes();
 
 // The time of the last modification of a file, in nanoseconds.
 inline int64_t modified_ns(const struct stat& status) {

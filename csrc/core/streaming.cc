@@ -54,12 +54,12 @@ int64_t last_level_cache_bytes(const std::string& folder, const std::vector<int>
     for (int index = 0;; ++index) {
       const std::string cache =
           folder + "/cpu" + std::to_string(cpu) + "/cache/index" + std::to_string(index);
-      const std::string found = read_line(cache + "/level");
-      if (found.empty()) break;
-      if (std::atoll(found.c_str()) < level || read_line(cache + "/type") == "Instruction")
+      const std::string stated = read_line(cache + "/level");
+      if (stated.empty()) break;
+      if (std::atoll(stated.c_str()) < level || read_line(cache + "/type") == "Instruction")
         continue;
       const int64_t sharing = count_cpus(read_line(cache + "/shared_cpu_list"));
-      level = std::atoll(found.c_str());
+      level = std::atoll(stated.c_str());
       share = sharing == 0 ? 0
                            : static_cast<double>(parse_size(read_line(cache + "/size"))) /
                                  static_cast<double>(sharing);

@@ -3,8 +3,8 @@
 // so several blocks share an image: a group acts as one block of more threads.
 //
 // A Block, which is such a group, has `threads`, run(body), which calls body(thread) for each
-// thread and ends with a barrier, and add(target, value), an atomic addition. Threads with the same
-// counts(thread) have `width` consecutive numbers.
+// thread and ends with a barrier, and add(target, value), an atomic addition. `width`
+// consecutive threads share counts(thread).
 #ifndef JAXKERN_IMAGE_CUDA_PROGRAM_BLOCK_H_
 #define JAXKERN_IMAGE_CUDA_PROGRAM_BLOCK_H_
 

@@ -95,10 +95,11 @@ class Engine:
         self._items: dict[int, Item] = {}
         self._next = start
         self._claiming = threading.Lock()
-        self._lock = threading.RLock()  # guards the next four; a finalizer may close in any thread
+        self._lock = threading.RLock()  # guards the next five; a finalizer may close in any thread
         self._threads = threads  # number of threads that should run; 0 after the last item
         self._running: dict[int, threading.Thread] = {}  # by thread number, from 0
         self._ended = False  # no more items are claimed
+        self._released = False  # the source was released
         self._making_here = False  # a thread is in `_make_here`
         self._process = os.getpid()
         self._contexts = ThreadContexts()
@@ -157,15 +158,14 @@ class Engine:
         """End the threads and wake the consumer; idempotent."""
         if os.getpid() != self._process:
             return  # in a child, locks may be held by threads that do not exist here
-        idle = self._end()
+        self._end()
         self._source.stop()
         if self._ring is not None:
             self._ring.close()
         if self._room is not None:
             self._room.release()
         self._items.clear()
-        if idle:
-            self._source.release()
+        self._release_when_idle()
 
     def start(self) -> None:
         """Start the threads before the first call of `next`."""
@@ -182,11 +182,18 @@ class Engine:
             if thread is not threading.current_thread():
                 thread.join(timeout)
 
-    def _end(self) -> bool:
-        """Claim no more items; return True if no thread uses the source."""
+    def _end(self) -> None:
+        """Claim no more items."""
         with self._lock:
             self._threads, self._ended = 0, True
-            return not self._running and not self._making_here
+
+    def _release_when_idle(self) -> None:
+        """Release the source after the end, once, when no thread uses it."""
+        with self._lock:
+            if not self._ended or self._released or self._running or self._making_here:
+                return
+            self._released = True
+        self._source.release()
 
     def _make_here(self) -> Item | None:
         closed = RingClosed("the iteration was closed while a batch was made")
@@ -199,8 +206,7 @@ class Engine:
         finally:
             with self._lock:
                 self._making_here = False
-            if self._ended:  # another thread closed the engine; it could not release the source
-                self._source.release()
+            self._release_when_idle()  # another thread may have closed the engine meanwhile
         if self._ended:
             raise closed
         return item
@@ -228,9 +234,7 @@ class Engine:
         finally:
             with self._lock:
                 self._running.pop(number, None)  # an interrupt may have prevented its insertion
-                last = self._ended and not self._running
-            if last:
-                self._source.release()
+            self._release_when_idle()
 
     def _make_one(self, number: int) -> bool:
         """Make the next item; return False if the thread should end."""

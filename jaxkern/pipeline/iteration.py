@@ -196,6 +196,7 @@ class PipelineIterator(Iterator[Data]):
         position: dict[str, Any] | None,
         opened: tuple[Epoch, WorkItems | None],
     ) -> None:
+        self._closed = False  # first: another thread may close the iterator meanwhile
         self._delivered = batch  # number of batches that are delivered
         self._made: int = batch  # number of batches that were returned or are in `_ready`
         self._position = position
@@ -209,7 +210,6 @@ class PipelineIterator(Iterator[Data]):
         if self._items is not None:
             self._finalizers.append(weakref.finalize(self, self._items.stop))
         self._end_position: dict[str, Any] | None = None
-        self._closed = False
 
     def _take(self) -> Item | None:
         """Return the next batch; None at the end."""

@@ -67,7 +67,7 @@ def push(ring: Any, token: jax.Array, batch: Any) -> jax.Array:
 
     Raises:
       ValueError: a shape, a dtype or the tree differs from the ring's.
-      jax.errors.JaxRuntimeError: as for `pop`.
+      jax.errors.JaxRuntimeError, NotImplementedError: as for `pop`.
     """
     structure = _structure(ring)
     leaves = structure.program_leaves(batch)
