@@ -23,11 +23,14 @@ from jaxkern.core import compat, registry
 ROOT = Path(__file__).parents[2]
 
 
-def test_gpu_tests_are_collected() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--confcutdir=tests/gpu"]
-    command += ["-o", "pythonpath=tests/gpu", "-p", "no:cacheprovider", "tests/gpu"]
-    environment = os.environ | {"JAXKERN_TEST_PLATFORM": "cpu"}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+def test_gpu_tests_are_collected(tmp_path: Path) -> None:
+    folder = str(ROOT / "tests" / "gpu")
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", f"--confcutdir={folder}"]
+    command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT / "tests")]
+    command += ["-o", f"pythonpath={folder}", "-p", "no:cacheprovider", folder]
+    # The installed package, not the sources.
+    environment = os.environ | {"JAXKERN_TEST_PLATFORM": "cpu", "PYTHONSAFEPATH": "1"}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     files = set(re.findall(r"gpu/(test_\w+)\.py::", run.stdout))
     assert files == {path.stem for path in (ROOT / "tests/gpu").glob("test_*.py")}
