@@ -48,7 +48,7 @@ def check(
 def test_the_page_is_written_when_the_time_is_up(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     sleeper = tmp_path / "python"
-    sleeper.write_text("#!/bin/sh\nsleep 60\n")
+    sleeper.write_text("#!/bin/sh\n[ $1 = -u ] && exec sleep 60\nexit 1\n")
     sleeper.chmod(0o755)
     assert check(page, "--seconds", "3", python=str(sleeper)).returncode == 1
     text = page.read_text()
