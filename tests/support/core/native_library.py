@@ -8,8 +8,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import jax
-
 import jaxkern as jk
 
 # out[batch..., n] = x[batch..., n] * s[batch...]
@@ -75,7 +73,7 @@ def build(
 
     ``targets``: the handlers' symbols by the names of their targets.
     """
-    headers = Path(jax.ffi.include_dir())
+    headers = Path(jk.get_include())
     if minor is not None:
         headers = Path(shutil.copytree(headers, folder / f"headers-{name}"))
         c_api = headers / "xla" / "ffi" / "api" / "c_api.h"
@@ -89,8 +87,7 @@ def build(
     subprocess.run(
         [
             *(compiler, "-std=c++17", "-O1", "-fPIC", "-shared", "-pthread"),
-            *(f"-I{jk.get_include()}", "-isystem", str(headers)),
-            *(str(source), "-o", str(library)),
+            *(f"-I{headers}", str(source), "-o", str(library)),
         ],
         check=True,
     )
