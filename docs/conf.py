@@ -4,7 +4,7 @@ from importlib import metadata
 
 project = "jaxkern"
 author = "the jaxkern authors"
-release = metadata.version("jaxkern")
+release = metadata.version("jaxkern-native")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 2
 html_theme = "furo"
