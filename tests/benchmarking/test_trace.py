@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from support.errors import raises
+from support.programs import no_compilation_cache
 
 import jaxkern as jk
 from jaxkern.benchmarking import trace
@@ -40,13 +40,9 @@ def product(scope):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_compilation_cache():
-    """Programs that come from a cache have no scopes."""
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_enable_compilation_cache", True)
-    compilation_cache.reset_cache()
+def compiled_here():
+    with no_compilation_cache():
+        yield
 
 
 @pytest.fixture(scope="module")

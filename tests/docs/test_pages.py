@@ -18,6 +18,7 @@ import jax
 import pytest
 from support.core.short_probes import shorten
 from support.pages import BEFORE, PAGES, ROOT, SHOWN, blocks
+from support.programs import no_compilation_cache
 
 from jaxkern.cli import main
 from jaxkern.cli.commands import cli
@@ -43,7 +44,14 @@ def default_device():
     jax.config.update("jax_default_device", before)
 
 
-@pytest.mark.usefixtures("default_device")
+@pytest.fixture
+def compiled_here():
+    """Traces show the scopes of compiled programs."""
+    with no_compilation_cache():
+        yield
+
+
+@pytest.mark.usefixtures("default_device", "compiled_here")
 @pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.name)
 def test_python_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
