@@ -1,0 +1,207 @@
+"""A search for the starts of a fit, on thinned data.
+
+From a distant start a trust region may end in a poor minimum, or at a bound. A pass over a
+thousandth of the data costs almost nothing, so many starts are compared there, and the best ones
+are fitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkern.xpcs.fitting.evaluation import FitProblem
+from jaxkern.xpcs.fitting.parameters import spread
+from jaxkern.xpcs.fitting.passes import MAX_VALUE, correlation_slopes
+from jaxkern.xpcs.fitting.sampling import sigma_rows
+from jaxkern.xpcs.fitting.solver import NormalPoint, Solution, compress, solve
+
+Array = NDArray[np.float64]
+
+Search = Literal["auto", "local", "wide"]
+
+# Largest number of thinned points of all angles; the minimum number of bands may exceed it.
+_POINTS, _LEAST_BANDS = 2000, 8
+_LAGS_PER_DECADE = 8
+# Number of evenly spaced flow directions.
+_DIRECTIONS = 4
+# Another start must lower chi2 by this multiple of chi2 a degree of freedom: 5 sigma squared.
+_EVIDENCE = 25.0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many starts are drawn within the bounds, and how many are fitted."""
+
+    drawn: int
+    thinned: int  # to the thinned data, with at most `passes` passes
+    full: int  # to all data
+    passes: int
+
+
+EFFORTS = {
+    "local": Effort(0, _DIRECTIONS, 1, 12),
+    "auto": Effort(256, 8, 2, 40),
+    "wide": Effort(4096, 48, 6, 80),
+}
+
+
+def find_starts(start: Array, problem: FitProblem, effort: Effort) -> tuple[list[Array], str]:
+    """Return starts [p] of fits to all data, the most promising first, and what was tried.
+
+    The candidates are the given start, the same in other flow directions, because from a wrong one
+    a fit ends without shear, and points that fill the bounds evenly. Those with the lowest chi2 are
+    fitted to thinned data. The minimum of the given start remains the first unless another one is
+    better by five standard deviations of chi2; minima that are not worse by as much follow.
+    """
+    layout, bounds, free = problem.layout, problem.bounds, problem.free
+    physics = slice(2 * layout.n_scales, layout.size)
+    moving = free[physics]
+    periodic = np.flatnonzero(bounds.unbound & free) if layout.n_phi > 1 else free[:0]
+    if not moving.any() or not (effort.drawn or periodic.size):
+        return [start], "the start"
+    thinned = _ThinnedProblem(problem, start[physics], moving)
+    turned = np.tile(start, (_DIRECTIONS if periodic.size else 1, 1))
+    if periodic.size:
+        turned[:, periodic[0]] += bounds.period[periodic[0]] / _DIRECTIONS * np.arange(len(turned))
+    drawn = spread(_even_points(effort.drawn, int(moving.sum())), start, bounds, layout, free)
+    candidates = np.concatenate([turned, drawn])[:, physics][:, moving]
+    points = [thinned(x) for x in candidates]
+    costs = np.array([point.cost if point.is_finite() else np.inf for point in points])
+    if not np.isfinite(costs[0]):
+        return [start], "the start"  # the fit reports it
+    step = compress(points[0])[0][:-1]
+    if not effort.drawn and costs[1:].min() - costs[0] > step @ step:
+        return [start], "the start"  # the first step gains more than other directions
+    order = [0, *(k for k in np.argsort(costs, kind="stable") if k and np.isfinite(costs[k]))]
+    options: Any = {"ftol": 1e-4, "xtol": 1e-4, "max_nfev": effort.passes}
+    options["bounds"] = tuple(bound[physics][moving] for bound in bounds.solver)
+    fits = [solve(thinned, candidates[k], **options) for k in order[: effort.thinned]]
+    solutions = [solution for solution in fits if solution is not None]
+    freedom = int((thinned.weights > 0).sum()) - int(moving.sum()) - 2 * layout.n_phi
+    minima = _minima(solutions, freedom)[: effort.full]
+    starts = []
+    for minimum in minima:
+        better = start.copy()
+        better[np.flatnonzero(moving) + physics.start] = minimum.x
+        starts.append(bounds.wrap(better))
+    own = solutions[0]
+    if minima[0] is own and periodic.size and not effort.drawn:
+        # The full fit takes other steps, and may not converge to the direction found here.
+        turn = abs(own.x - candidates[0])[moving[: periodic[0] - physics.start].sum()]
+        if turn < 0.5 * bounds.period[periodic[0]] / _DIRECTIONS:
+            return [start], "the start"
+    text = f"{len(points)} starts compared on thinned data, {len(solutions)} of them fitted there"
+    return starts, text
+
+
+def _minima(solutions: list[Solution], freedom: int) -> list[Solution]:
+    """Return the minima that may be the best one, without repetitions.
+
+    The first solution, which is that of the user's start, has preference over others that are not
+    significantly better.
+    """
+    best = min(solutions, key=lambda solution: solution.cost)
+    evidence = _EVIDENCE * best.cost / max(freedom, 1)
+    order = sorted(solutions, key=lambda solution: solution.cost)
+    if solutions[0].cost - best.cost <= evidence:
+        order = [solutions[0], *(solution for solution in order if solution is not solutions[0])]
+    minima: list[Solution] = []
+    for solution in order:
+        if solution.cost - best.cost > evidence:
+            continue
+        assert solution.point is not None
+        jtj = solution.point.jtj
+        steps = [solution.x - other.x for other in minima]
+        # In units of chi2: the same minimum, if its quadratic form says so.
+        if all(step @ jtj @ step > evidence for step in steps):
+            minima.append(solution)
+    return minima
+
+
+def _even_points(count: int, dimensions: int) -> Array:
+    """Return points [count, dimensions] that fill the unit cube evenly.
+
+    Source: M. Roberts, The Unreasonable Effectiveness of Quasirandom Sequences (2018): multiples of
+    the powers of 1/g, the root of g^(d+1) = g + 1, modulo 1.
+    """
+    root = 2.0
+    for _ in range(64):
+        root = (1.0 + root) ** (1.0 / (dimensions + 1))
+    steps = root ** -np.arange(1.0, dimensions + 1)
+    return np.asarray((0.5 + np.arange(1, count + 1)[:, None] * steps) % 1.0)
+
+
+class _ThinnedProblem:
+    """The normal equations of sampled rows that are averaged over bins of the lag.
+
+    Contrast and offset of each angle are eliminated: they are the least-squares solution for the
+    physics. The m bins have the frames `rows` and `columns` [m], the means `values` [n_phi, m], and
+    the `weights` [n_phi, m], 1 / sigma of the means, or 0 without points.
+    """
+
+    def __init__(self, problem: FitProblem, physics: Array, moving: NDArray[np.bool_]) -> None:
+        """Average some of the sampled rows; the solver varies the physics [p] that are `moving`."""
+        self._program, self._physics, self._moving = problem.program, physics.copy(), moving
+        sample = problem.data.sample
+        n_phi, n_rows, n = sample.values.shape
+        edges = np.unique(np.geomspace(1, n, int(_LAGS_PER_DECADE * np.log10(n)) + 2).astype(int))
+        bands = n_rows // 3
+        chosen = min(bands, max(_LEAST_BANDS, _POINTS // (n_phi * len(edges))))
+        middles = 3 * np.linspace(0, bands - 1, chosen).round().astype(int) + 1
+        sigma = sigma_rows(problem.noise.sigma, sample.rows[middles])
+        c2 = sample.values[:, middles]
+        used = sample.good & (sample.rows[middles][:, None] != np.arange(n))
+        used = used & (np.abs(c2) < MAX_VALUE) & (sigma > 1e-10) & np.isfinite(sigma)
+        weight = np.where(used, sigma, np.inf) ** -2.0
+        c2 = np.where(used, c2, 0.0)
+        parts = []
+        for k, row in enumerate(sample.rows[middles]):
+            lag = np.arange(n) - row
+            # The two sides of the diagonal have separate bins, because their ages differ.
+            number = np.searchsorted(edges, np.abs(lag), side="right") * np.where(lag < 0, -1, 1)
+            starts = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
+            total = np.add.reduceat(weight[:, k], starts, axis=1)
+            mean = np.add.reduceat(weight[:, k] * c2[:, k], starts, axis=1)
+            columns = (starts + np.append(starts[1:], n) - 1) // 2
+            parts.append((np.full(len(starts), row), columns, total, mean))
+        self.rows, self.columns, total, mean = (
+            np.concatenate(part, axis=-1) for part in zip(*parts, strict=True)
+        )
+        self.values, self.weights = mean / np.where(total > 0, total, 1.0), np.sqrt(total)
+
+    def __call__(self, x: Array) -> NormalPoint:
+        self._physics[self._moving] = x
+        with np.errstate(all="ignore"):
+            f, slopes = self._correlation()
+        if not (np.isfinite(f).all() and np.isfinite(slopes).all()):
+            return NormalPoint(np.eye(len(x)), np.zeros(len(x)), np.inf)
+        weight = self.weights
+        f, slopes, target = f * weight, slopes * weight[:, None], self.values * weight
+        # Solve for contrast and offset by least squares; project f and 1 out of r and slopes.
+        basis = np.stack([f, weight], axis=1)
+        gram = basis @ basis.transpose(0, 2, 1)
+        inverse = np.linalg.pinv(gram, rcond=1e-10, hermitian=True)
+        scales = inverse @ (basis @ target[..., None])  # [n_phi, 2, 1]
+        r = target - (scales.transpose(0, 2, 1) @ basis)[:, 0]
+        slopes *= scales[:, :1]
+        slopes -= (slopes @ basis.transpose(0, 2, 1)) @ inverse @ basis
+        jacobian = np.moveaxis(slopes, 1, 2).reshape(-1, slopes.shape[1])[:, self._moving]
+        flat = r.ravel()
+        return NormalPoint(jacobian.T @ jacobian, jacobian.T @ flat, float(flat @ flat))
+
+    def _correlation(self) -> tuple[Array, Array]:
+        """Return g1^2 [n_phi, m] of the points, and its derivatives [n_phi, p, m]."""
+        model, tables = self._program.model, self._program.host_tables(self._physics)
+        dA, dX, slope_A, slope_X = (
+            table[..., self.columns] - table[..., self.rows] for table in tables
+        )
+        f, by_A, by_X = correlation_slopes(dA, dX, model.shear_power)
+        f = np.broadcast_to(f, self.values.shape)
+        slopes = np.zeros((len(f), len(model.parameters), f.shape[1]))
+        slopes[:, list(model.columns_A)] += by_A[:, None] * slope_A
+        slopes[:, list(model.columns_X)] += by_X[:, None] * slope_X
+        return f, slopes
