@@ -57,6 +57,7 @@ from jaxkern.xpcs.fitting.result import (
     save_result,
 )
 from jaxkern.xpcs.model import ops as ops
+from jaxkern.xpcs.model.components import Components, ComponentTables, TwoComponent
 from jaxkern.xpcs.model.correlation import g2, g2_at, residual
 from jaxkern.xpcs.model.models import (
     CustomModel,
@@ -88,6 +89,8 @@ __all__ = [
     "ApsWriter",
     "BadDataError",
     "CheckpointError",
+    "ComponentTables",
+    "Components",
     "Config",
     "ConfigError",
     "CorrelatedFiles",
@@ -126,6 +129,7 @@ __all__ = [
     "Strategy",
     "StreamingOptions",
     "Tables",
+    "TwoComponent",
     "TwoTimeFitData",
     "TwoTimeResult",
     "accumulate",

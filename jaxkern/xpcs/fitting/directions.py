@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import FitProblem
-from jaxkern.xpcs.fitting.passes import MAX_VALUE, correlation_slopes
+from jaxkern.xpcs.fitting.passes import MAX_VALUE
 from jaxkern.xpcs.fitting.sampling import sigma_rows
 from jaxkern.xpcs.fitting.solver import NormalPoint, compress, solve
 
@@ -125,13 +125,7 @@ class _ThinnedProblem:
 
     def _correlation(self) -> tuple[Array, Array]:
         """Return g1^2 [n_phi, m] of the points, and its derivatives [n_phi, p, m]."""
-        model, tables = self._program.model, self._program.host_tables(self._physics)
-        dA, dX, slope_A, slope_X = (
-            table[..., self.columns] - table[..., self.rows] for table in tables
-        )
-        f, by_A, by_X = correlation_slopes(dA, dX, model.shear_power)
-        f = np.broadcast_to(f, self.values.shape)
-        slopes = np.zeros((len(f), len(model.parameters), f.shape[1]))
-        slopes[:, list(model.columns_A)] += by_A[:, None] * slope_A
-        slopes[:, list(model.columns_X)] += by_X[:, None] * slope_X
-        return f, slopes
+        tables, n_phi = self._program.host_tables(self._physics), len(self.values)
+        f, slopes = tables.correlation_slopes(self.columns, self.rows)
+        shape = n_phi, *slopes.shape[1:]
+        return np.broadcast_to(f, self.values.shape), np.broadcast_to(slopes, shape)
