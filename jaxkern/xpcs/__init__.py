@@ -57,6 +57,7 @@ from jaxkern.xpcs.fitting.result import (
     save_result,
 )
 from jaxkern.xpcs.model import ops as ops
+from jaxkern.xpcs.model.components import Components, ComponentTables, TwoComponent
 from jaxkern.xpcs.model.correlation import g2, g2_at, residual
 from jaxkern.xpcs.model.models import (
     CustomModel,
@@ -77,6 +78,8 @@ from jaxkern.xpcs.model.normal import (
 from jaxkern.xpcs.model.ops import state_size
 from jaxkern.xpcs.model.speckles import SimulatedFrames, simulate_frames, simulate_photons
 from jaxkern.xpcs.model.twin import ROW_BLOCK
+from jaxkern.xpcs.onetime.fit import fit_g2
+from jaxkern.xpcs.onetime.result import G2Fit, PowerLaw
 
 __all__ = [
     "ROW_BLOCK",
@@ -86,6 +89,8 @@ __all__ = [
     "ApsWriter",
     "BadDataError",
     "CheckpointError",
+    "ComponentTables",
+    "Components",
     "Config",
     "ConfigError",
     "CorrelatedFiles",
@@ -101,6 +106,7 @@ __all__ = [
     "FitResult",
     "FitTimings",
     "FrameSource",
+    "G2Fit",
     "Geometry",
     "GrowingFrames",
     "LaminarFlow",
@@ -113,6 +119,7 @@ __all__ = [
     "Overview",
     "Parameter",
     "PixelCorrelations",
+    "PowerLaw",
     "Prepared",
     "QMap",
     "SimulatedFrames",
@@ -122,6 +129,7 @@ __all__ = [
     "Strategy",
     "StreamingOptions",
     "Tables",
+    "TwoComponent",
     "TwoTimeFitData",
     "TwoTimeResult",
     "accumulate",
@@ -133,6 +141,7 @@ __all__ = [
     "curve_fit",
     "estimate_memory",
     "fit",
+    "fit_g2",
     "frame_window",
     "frames_to_keep",
     "g2",

@@ -29,6 +29,7 @@ from jaxkern.xpcs.fitting.fit import fit
 from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
 from jaxkern.xpcs.fitting.parameters import physics_vector
 from jaxkern.xpcs.fitting.result import FitResult, load_result, save_result
+from jaxkern.xpcs.model.components import TwoComponent
 from jaxkern.xpcs.model.models import Geometry, LaminarFlow, Model, Static
 
 # Settings of `optimization` that are fields of `SolverOptions`.
@@ -71,6 +72,8 @@ def make_model(
     geometry = Geometry(q=q, gap=gap, dt=dt, t=start + dt * np.arange(n_t), phi=phi)
     if analysis.model == "static":
         return Static(geometry)
+    if analysis.model == "two_component":
+        return TwoComponent(geometry)
     return LaminarFlow(geometry, shear_power=analysis.shear_power)
 
 

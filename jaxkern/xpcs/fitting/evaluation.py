@@ -218,7 +218,7 @@ def _fingerprint(problem: FitProblem, start: Array) -> dict[str, Any]:
         "keep": digest(data.keep),
         "sigma": [*sigma.ravel()] if per_angle else digest(sigma),
         "model": [type(model).__qualname__, *model.parameter_names, model.shear_power],
-        "phases": [float(np.cos(np.arange(t.size)) @ t.ravel()) for t in tables],
+        "phases": [float(np.cos(np.arange(t.size)) @ t.ravel()) for t in tables.tables.arrays],
         "start": start.tolist(),
         "bounds": np.array(problem.bounds.solver).tolist(),
         "hold": (~problem.free).tolist(),

@@ -55,7 +55,7 @@ def fit(
     parameters exists. JAX's precision setting is neither used nor changed.
 
     Args:
-      model: `Static`, `LaminarFlow` or `CustomModel`.
+      model: `Static`, `LaminarFlow`, `TwoComponent`, `CustomModel` or `Components`.
       data: [n_phi, n_t, n_t]: an array, memory map, ``.npy`` path, HDF5 data set or group, any
         `Source`, or a ``jax.Array``, which may be sharded over angles or rows.
       sigma: noise: a number, [n_phi] or the shape of the data; None to estimate it. The result
@@ -117,7 +117,7 @@ def fit(
         raise ValueError(f"enable_checkpoints: expected a single process, got {n} processes")
     geometry = model.geometry
     shape = (geometry.n_phi, geometry.n_t, geometry.n_t)
-    frames = sampling.resolve_frames(keep, geometry.n_t)
+    frames = sampling.resolve_frames(keep, geometry.n_t, model.unused_frames)
     with jax.enable_x64(True), FitProgress(progress) as bar:
         opened = open_data(data, shape, frames, streaming)
         noise = sampling.resolve_noise(sigma, errors.weights, shape, opened.sample)

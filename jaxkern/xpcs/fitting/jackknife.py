@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from jaxkern.xpcs.fitting.data import BadDataError
 from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
 from jaxkern.xpcs.fitting.parameters import FitLayout
-from jaxkern.xpcs.fitting.passes import AngleSums, correlation
+from jaxkern.xpcs.fitting.passes import AngleSums
 from jaxkern.xpcs.fitting.solver import NormalPoint, Solution, normalized, rank_threshold
 
 Array = NDArray[np.float64]
@@ -71,9 +71,9 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
     if blocks:
         frames = used.sum() / len(blocks)
         physics = layout.split(evaluation.full(x)).physics
-        A, X, _, _ = problem.program.host_tables(physics)
-        dA, dX = (phase[..., round(frames) :] - phase[..., : -round(frames)] for phase in (A, X))
-        remaining = float(np.mean(correlation(dA, dX, problem.model.shear_power)))
+        starts = np.arange(len(used) - round(frames))
+        tables = problem.program.host_tables(physics)
+        remaining = float(np.mean(tables.correlation(starts + round(frames), starts)))
         if remaining > SLOW and n_phi >= LEAST_BLOCKS:
             blocks = []
         elif remaining > SLOW:

@@ -21,8 +21,9 @@ from jaxkern.core.memory import anonymous_bytes
 from jaxkern.xpcs.files import sources
 from jaxkern.xpcs.fitting.data import BadDataError, Chunk, FitData
 from jaxkern.xpcs.fitting.sampling import Noise
+from jaxkern.xpcs.model.components import ComponentTables
 from jaxkern.xpcs.model.models import Model, Tables
-from jaxkern.xpcs.model.normal import accumulate, sums_of_angles
+from jaxkern.xpcs.model.normal import accumulate, sums_of_angles, table_ranks
 from jaxkern.xpcs.model.ops import state_size
 from jaxkern.xpcs.model.twin import ROW_BLOCK, SIGMA_FLOOR
 
@@ -49,22 +50,69 @@ class PassPoint:
     offset: Array
 
 
-def correlation(dA: Array, dX: Array, shear_power: int) -> Array:
-    """Return g1^2 of phase differences, computed with NumPy."""
-    flow = np.sinc(dX / np.pi) ** shear_power if shear_power else np.ones_like(dX)
-    return np.asarray(np.exp(-2.0 * np.abs(dA)) * flow)
+@dataclass(frozen=True)
+class HostTables:
+    """Tables of a model in NumPy, and g1^2 and its derivatives at pairs of frames.
 
+    Pairs of frames are index arrays i and j with the same number of axes, which broadcast.
+    All arrays of `tables` have a first axis of the size n_phi, or 1 for all angles.
+    """
 
-def correlation_slopes(dA: Array, dX: Array, shear_power: int) -> tuple[Array, Array, Array]:
-    """Return g1^2 of phase differences and its derivatives by dA and dX."""
-    f = correlation(dA, dX, shear_power)
-    by_A = -2.0 * np.sign(dA) * f
-    if not shear_power:
-        return f, by_A, np.zeros_like(f)
-    sinc, small = np.sinc(dX / np.pi), np.abs(dX) < 1e-4
-    x = np.where(small, 1.0, dX)
-    slope = np.where(small, -dX / 3.0, (np.cos(x) - sinc) / x)
-    return f, by_A, np.exp(-2.0 * np.abs(dA)) * shear_power * sinc ** (shear_power - 1) * slope
+    tables: Tables | ComponentTables
+    shear_power: int
+
+    def at_angle(self, angle: int) -> HostTables:
+        """Return the tables of one angle, with a first axis of the size 1."""
+        own = (table[angle % len(table)][None] for table in self.tables.arrays)
+        if isinstance(self.tables, ComponentTables):
+            return HostTables(ComponentTables(*own), 0)
+        A, X, tangents_A, tangents_X = own
+        tables = self.tables._replace(A=A, X=X, tangents_A=tangents_A, tangents_X=tangents_X)
+        return HostTables(tables, self.shear_power)
+
+    def correlation(self, i: Any, j: Any) -> Array:
+        """Return g1^2 [n_phi or 1, ...] of the frames i and j."""
+        if isinstance(self.tables, ComponentTables):
+            return np.asarray(np.abs(self._terms(i, j).sum(axis=1)) ** 2)
+        A, X = self.tables[:2]
+        dA, dX = A[:, i] - A[:, j], X[:, i] - X[:, j]
+        flow = np.sinc(dX / np.pi) ** self.shear_power if self.shear_power else np.ones_like(dX)
+        return np.asarray(np.exp(-2.0 * np.abs(dA)) * flow)
+
+    def correlation_slopes(self, i: Any, j: Any) -> tuple[Array, Array]:
+        """Return g1^2 and its derivatives [n_phi or 1, p, ...] of the frames i and j."""
+        f = self.correlation(i, j)
+        slopes = np.zeros((len(f), self.tables.n_parameters, *f.shape[1:]))
+        if isinstance(self.tables, ComponentTables):
+            _, A, _, along_B, along_A, along_P = self.tables
+            terms = self._terms(i, j)
+            product = 2.0 * np.conj(terms.sum(axis=1))[:, None] * terms  # [n_phi or 1, C, ...]
+            signed = product.real * -np.sign(A[..., i] - A[..., j])
+            for k in range(slopes.shape[1]):
+                change = product.real * (along_B[:, k][..., i] + along_B[:, k][..., j])
+                change = change + signed * (along_A[:, k][..., i] - along_A[:, k][..., j])
+                change = change - product.imag * (along_P[:, k][..., i] - along_P[:, k][..., j])
+                slopes[:, k] = change.sum(axis=1)
+            return f, slopes
+        A, X, along_A, along_X = self.tables.arrays
+        dA, dX, power = A[:, i] - A[:, j], X[:, i] - X[:, j], self.shear_power
+        by_A = -2.0 * np.sign(dA) * f
+        for k, column in enumerate(self.tables.columns_A):
+            slopes[:, column] += by_A * (along_A[:, k][:, i] - along_A[:, k][:, j])
+        if power:
+            sinc, small = np.sinc(dX / np.pi), np.abs(dX) < 1e-4
+            x = np.where(small, 1.0, dX)
+            slope = np.where(small, -dX / 3.0, (np.cos(x) - sinc) / x)
+            by_X = np.exp(-2.0 * np.abs(dA)) * power * sinc ** (power - 1) * slope
+            for k, column in enumerate(self.tables.columns_X):
+                slopes[:, column] += by_X * (along_X[:, k][:, i] - along_X[:, k][:, j])
+        return f, slopes
+
+    def _terms(self, i: Any, j: Any) -> NDArray[np.complex128]:
+        """Return the terms [n_phi or 1, C, ...] whose sum is g1."""
+        B, A, P = self.tables[:3]
+        dA, dP = A[..., i] - A[..., j], P[..., i] - P[..., j]
+        return np.asarray(np.exp(B[..., i] + B[..., j] - np.abs(dA) + 1j * dP))
 
 
 @dataclass(frozen=True)
@@ -118,19 +166,23 @@ class PassProgram:
             self.compile_seconds += time.perf_counter() - start
         return program
 
-    def tables(self, params: Array) -> tuple[Any, Any, Any, Any]:
-        """Return A, X and their tangents at physics parameters [p], on the device."""
+    def tables(self, params: Array) -> tuple[Any, ...]:
+        """Return the arrays of the model's tables at physics parameters [p], on the device."""
         model = self.model
         fast = jax.default_backend() == "cpu" and model.geometry.n_t <= _SHORT_SERIES
-        program = self._program("tables", lambda p: tuple(model.tables(p)[:4]), fast, params)
-        tables: tuple[Any, Any, Any, Any] = program(params)
+        program = self._program("tables", lambda p: model.tables(p).arrays, fast, params)
+        tables: tuple[Any, ...] = program(params)
         return tables
 
-    def host_tables(self, params: Array) -> tuple[Array, Array, Array, Array]:
-        A, X, tangents_A, tangents_X = map(np.asarray, self.tables(params))
-        return A, X, tangents_A, tangents_X
+    def host_tables(self, params: Array) -> HostTables:
+        arrays = tuple(map(np.asarray, self.tables(params)))
+        full = (
+            table if table.ndim == rank else table[None]
+            for table, rank in zip(arrays, table_ranks(arrays), strict=True)
+        )
+        return HostTables(self.model.tables_of(tuple(full)), self.model.shear_power)
 
-    def accumulate(self, tables: tuple[Any, Any, Any, Any], at: dict[str, Any]) -> Array:
+    def accumulate(self, tables: tuple[Any, ...], at: dict[str, Any]) -> Array:
         """Return the states [k, S] after a chunk, once the program has released its operands.
 
         `at` has contrast and offset [n_phi], angle and first_row (int32), data [k, m, n] of the
@@ -144,7 +196,7 @@ class PassProgram:
         operands = {**at, "params": params}
         return np.asarray(self._program("sharded", self._sharded, False, operands)(operands))
 
-    def _chunk(self, arrays: tuple[Any, Any, Any, Any], at: dict[str, Any]) -> Any:
+    def _chunk(self, arrays: tuple[Any, ...], at: dict[str, Any]) -> Any:
         model, data = self.model, at["data"]
         count = data.shape[0]
 
@@ -153,11 +205,9 @@ class PassProgram:
             shared = value.ndim != rank or value.shape[0] in (1, count)
             return value if shared else jax.lax.dynamic_slice_in_dim(value, at["angle"], count, 0)
 
-        ranks = zip(arrays, (2, 2, 3, 3), strict=True)
-        A, X, tangents_A, tangents_X = (own(table, rank) for table, rank in ranks)
-        columns = model.columns_A, model.columns_X
+        tables = tuple(map(own, arrays, table_ranks(arrays)))
         return accumulate(
-            Tables(A, X, tangents_A, tangents_X, *columns, len(model.parameters)),
+            model.tables_of(tables),
             *(own(at["contrast"], 1), own(at["offset"], 1), data, own(at["sigma"], 1)),
             keep=own(at["keep"], 2),
             loss=self._loss,
@@ -180,7 +230,7 @@ class PassProgram:
             row_axes, row = _first_on_device(spec, 1, rows)
             states = jnp.zeros_like(part["initial"])
             chunk = part | {"angle": angle, "first_row": row, "initial": states[:angles]}
-            state = self._chunk(tuple(self.model.tables(part["params"])[:4]), chunk)
+            state = self._chunk(self.model.tables(part["params"]).arrays, chunk)
             states = jax.lax.dynamic_update_slice_in_dim(states, state, angle, 0)
             used = angle_axes + row_axes
             return jax.lax.psum(states, used) if used else states

@@ -27,13 +27,7 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting import sampling
 from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
-from jaxkern.xpcs.fitting.passes import (
-    MAX_VALUE,
-    AngleSums,
-    PassPoint,
-    correlation,
-    correlation_slopes,
-)
+from jaxkern.xpcs.fitting.passes import MAX_VALUE, AngleSums, HostTables, PassPoint
 from jaxkern.xpcs.fitting.sampling import SIGMA_FLOOR, SPARSE_CUT, RowSample
 
 Array = NDArray[np.float64]
@@ -90,10 +84,11 @@ def check(
         return f"{independent:g} independent points are fewer than the parameters", []
     if freedom == 0:
         return None, []
-    sample, power, count = problem.data.sample, problem.model.shear_power, sums.count
+    sample, count = problem.data.sample, sums.count
     tables = problem.program.host_tables(point.physics)
     sigma, sparse = sampling.sigma_rows(problem.noise.sigma, sample.rows), sample.sparse
-    f = _correlation_rows(tables[:2], power, len(count), sample.rows)
+    f = tables.correlation(sample.rows[:, None], np.arange(len(sample.good))[None])
+    f = np.broadcast_to(f, (len(count), *f.shape[1:]))
     fitted = point.offset[:, None, None] + point.contrast[:, None, None] * f
     z, used = _residuals(sample, fitted, sigma)
     level = _noise_level(sample.rows, z, used, sparse, memory=f[:, :, sample.rows])
@@ -160,15 +155,6 @@ def check(
                 angle, i, j, value = furthest
                 text += f"; the most distant value is {value:.6g} at angle {angle}, frames {i}, {j}"
     return f"{text}. Mask bad frames with `keep`, or try other starts or models", []
-
-
-def _correlation_rows(
-    phases: tuple[Array, ...], shear_power: int, n_phi: int, rows: Indices
-) -> Array:
-    """Return g1^2 [n_phi, len(rows), n] of some rows, computed with NumPy."""
-    tables = (np.broadcast_to(phase, (n_phi, phase.shape[-1])) for phase in phases)
-    dA, dX = (table[:, rows, None] - table[:, None, :] for table in tables)
-    return correlation(dA, dX, shear_power)
 
 
 def _residuals(sample: RowSample, fitted: Array, sigma: Array) -> tuple[Array, Mask]:
@@ -282,9 +268,7 @@ def _frames(level: NoiseLevel, frames: Sequence[int]) -> str:
     return f"worst frames (counted from 0; mean square relative to the median) {listed}"
 
 
-def _misfit(
-    problem: FitProblem, tables: tuple[Array, ...], point: PassPoint, floor: float
-) -> str | None:
+def _misfit(problem: FitProblem, tables: HostTables, point: PassPoint, floor: float) -> str | None:
     """Return the reason that averages are not noise, with the worst lags and ages, or None.
 
     `tables` are those at the point; averages up to `floor` are rounding errors.
@@ -317,7 +301,7 @@ def _misfit(
 
 
 def _averages(
-    problem: FitProblem, tables: tuple[Array, ...], point: PassPoint
+    problem: FitProblem, tables: HostTables, point: PassPoint
 ) -> tuple[Array, Array, Array, Indices] | None:
     """Read some rows of the data and return the averages of their residuals; None without points.
 
@@ -330,9 +314,6 @@ def _averages(
     rows = used[np.linspace(0, len(used) - 1, count).round().astype(np.intp)]
     mask, first, second, cell, edges = _pairs(rows, data.frames)
     n_cells = _AGES * (len(edges) - 1)
-    free = problem.free[-len(point.physics) :]
-    A, X, along_A, along_X = tables
-    tables = (A, X, along_A, along_X) if A.ndim > 1 else (A[None], X, along_A[None], along_X)
     # Sums over all angles, and by blocks: of residuals and points [blocks, cells], and J^T z.
     normal, jacobian = np.zeros((layout.size, layout.size)), np.zeros((layout.size, n_cells))
     z_sums, counts, scores = [], [], []
@@ -348,8 +329,8 @@ def _averages(
             continue
         noise, cells = noise[good], cell[good]
         i, j = first[good], second[good]
-        own_tables = [table[angle % len(table)] for table in tables]
-        slopes = _jacobian(problem, own_tables, i, j, float(point.contrast[angle]), free)
+        own_tables = tables.at_angle(angle)
+        slopes = _jacobian(own_tables, i, j, float(point.contrast[angle]))
         fitted = point.offset[angle] + point.contrast[angle] * slopes[0]
         slopes /= noise
         # The squares of huge numbers, as of a flipped bit, must not overflow.
@@ -357,7 +338,7 @@ def _averages(
         if problem.solver.loss != "linear":
             cut = _CUT * 1.4826 * float(np.median(np.abs(z)))
             z = np.clip(z, -cut, cut)
-        block = _blocks(own_tables[0], own_tables[1], problem.model.shear_power)[i]
+        block = _blocks(own_tables, data.shape[1])[i]
         n_blocks = int(block.max()) + 1
         shape, size = (n_blocks, n_cells), n_blocks * n_cells
         index = block * n_cells + cells
@@ -402,34 +383,18 @@ def _pairs(rows: Indices, frames: Mask) -> tuple[Mask, Indices, Indices, Indices
     return mask, first, second, age * (len(edges) - 1) + bins[second - first], edges
 
 
-def _jacobian(
-    problem: FitProblem,
-    tables: Sequence[Array],
-    i: Indices,
-    j: Indices,
-    contrast: float,
-    free: Mask,
-) -> Array:
-    """Return the derivatives [2 + p, points] of g2 by contrast, offset and free physics."""
-    A, X, along_A, along_X = tables
-    model = problem.model
-    jacobian = np.zeros((2 + len(free), len(i)))
-    jacobian[1] = 1.0
-    jacobian[0], *slopes = correlation_slopes(A[j] - A[i], X[j] - X[i], model.shear_power)
-    columns = model.columns_A, model.columns_X
-    for slope, rows, indices in zip(slopes, (along_A, along_X), columns, strict=True):
-        for row, column in zip(rows, indices, strict=True):
-            if free[column]:
-                jacobian[2 + column] += contrast * slope * (row[j] - row[i])
-    return jacobian
+def _jacobian(tables: HostTables, i: Indices, j: Indices, contrast: float) -> Array:
+    """Return the derivatives [2 + p, points] of g2 of one angle by contrast, offset and physics."""
+    f, slopes = tables.correlation_slopes(j, i)
+    return np.concatenate([f, np.ones_like(f), contrast * slopes[0]])
 
 
-def _blocks(A: Array, X: Array, shear_power: int) -> Indices:
+def _blocks(tables: HostTables, n: int) -> Indices:
     """Return the index of the block of each frame [n]."""
-    starts, n = [0], len(A)
+    starts = [0]
     while True:
         start, later = starts[-1], np.arange(min(starts[-1] + _LEAST_FRAMES, n), n)
-        remaining = correlation(A[later] - A[start], X[later] - X[start], shear_power)
+        remaining = tables.correlation(later, np.array([start]))[0]
         decayed = np.flatnonzero(remaining <= _MAX_CORRELATION)
         if not decayed.size:
             # The frames after the last start are too few for a block, and join the previous one.

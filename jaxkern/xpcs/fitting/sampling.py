@@ -293,8 +293,11 @@ def resolve_noise(
     return Noise(sources.SigmaSource(source, name), "given")
 
 
-def resolve_frames(keep: Any, n: int) -> NDArray[np.bool_]:
-    """Return the mask [n] of used frames from `keep`: a mask [n], a slice, or None for all."""
+def resolve_frames(keep: Any, n: int, unused_frames: tuple[int, ...] = ()) -> NDArray[np.bool_]:
+    """Return the mask [n] of used frames from `keep`: a mask [n], a slice, or None for all.
+
+    `unused_frames` are those that the model does not use.
+    """
     frames = np.zeros(n, bool)
     mask = slice(None) if keep is None else keep
     if not isinstance(mask, slice):
@@ -303,6 +306,7 @@ def resolve_frames(keep: Any, n: int) -> NDArray[np.bool_]:
             raise ValueError(f"keep: expected [{n}] or a slice, got {mask.dtype}{mask.shape}")
         mask = mask.astype(bool)
     frames[mask] = True
+    frames[list(unused_frames)] = False
     if int(frames.sum()) < 3:
         raise ValueError(f"keep: expected 3 or more frames, got {int(frames.sum())} of {n}")
     return frames

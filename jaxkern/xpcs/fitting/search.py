@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import FitProblem
 from jaxkern.xpcs.fitting.parameters import spread
-from jaxkern.xpcs.fitting.passes import MAX_VALUE, correlation_slopes
+from jaxkern.xpcs.fitting.passes import MAX_VALUE
 from jaxkern.xpcs.fitting.sampling import sigma_rows
 from jaxkern.xpcs.fitting.solver import NormalPoint, Solution, compress, solve
 
@@ -88,13 +88,15 @@ def find_starts(start: Array, problem: FitProblem, effort: Effort) -> tuple[list
         better = start.copy()
         better[np.flatnonzero(moving) + physics.start] = minimum.x
         starts.append(bounds.wrap(better))
-    own = solutions[0]
+    own, text = solutions[0], f"{len(points)} compared on thinned data, {len(solutions)} fitted there"
     if minima[0] is own and periodic.size and not effort.drawn:
         # The full fit takes other steps, and may not converge to the direction found here.
         turn = abs(own.x - candidates[0])[moving[: periodic[0] - physics.start].sum()]
         if turn < 0.5 * bounds.period[periodic[0]] / _DIRECTIONS:
             return [start], "the start"
-    text = f"{len(points)} starts compared on thinned data, {len(solutions)} of them fitted there"
+    if problem.solver.loss != "linear":
+        # Outliers, which the loss tolerates, can shift the minima of chi2.
+        starts = [start, *starts[: effort.full - 1]]
     return starts, text
 
 
@@ -195,13 +197,7 @@ class _ThinnedProblem:
 
     def _correlation(self) -> tuple[Array, Array]:
         """Return g1^2 [n_phi, m] of the points, and its derivatives [n_phi, p, m]."""
-        model, tables = self._program.model, self._program.host_tables(self._physics)
-        dA, dX, slope_A, slope_X = (
-            table[..., self.columns] - table[..., self.rows] for table in tables
-        )
-        f, by_A, by_X = correlation_slopes(dA, dX, model.shear_power)
-        f = np.broadcast_to(f, self.values.shape)
-        slopes = np.zeros((len(f), len(model.parameters), f.shape[1]))
-        slopes[:, list(model.columns_A)] += by_A[:, None] * slope_A
-        slopes[:, list(model.columns_X)] += by_X[:, None] * slope_X
-        return f, slopes
+        tables, n_phi = self._program.host_tables(self._physics), len(self.values)
+        f, slopes = tables.correlation_slopes(self.columns, self.rows)
+        shape = n_phi, *slopes.shape[1:]
+        return np.broadcast_to(f, self.values.shape), np.broadcast_to(slopes, shape)

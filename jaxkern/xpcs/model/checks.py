@@ -84,14 +84,13 @@ def check_f_scale(f_scale: Any, dtype: Any) -> jax.Array:
     return array.reshape(())
 
 
-def check_keep(keep: Any, n_phi: int, n_t: int) -> jax.Array:
+def check_keep(keep: Any, n_phi: int, n_t: int, unused_frames: tuple[int, ...] = ()) -> jax.Array:
     """Return the mask of used frames as u8 [1 or n_phi, n_t]."""
-    if keep is None:
-        return jnp.ones((1, n_t), jnp.uint8)
-    array = jnp.asarray(keep)
+    array = jnp.ones((1, n_t), jnp.uint8) if keep is None else jnp.asarray(keep)
     if array.shape not in ((n_t,), (1, n_t), (n_phi, n_t)):
         raise ValueError(f"keep: expected ({n_t},) or ({n_phi}, {n_t}), got shape {array.shape}")
-    return (array != 0).astype(jnp.uint8).reshape(-1, n_t)
+    mask = (array != 0).astype(jnp.uint8).reshape(-1, n_t)
+    return mask.at[:, list(unused_frames)].set(0) if unused_frames else mask
 
 
 def check_quantization(quantization: Any, data: jax.Array, n_phi: int, dtype: Any) -> jax.Array:

@@ -10,22 +10,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.core.arguments import to_integers
-from jaxkern.xpcs.model import checks, ops
+from jaxkern.xpcs.model import checks, component_twin, ops
+from jaxkern.xpcs.model.components import Components
 from jaxkern.xpcs.model.models import Model
 
 
 def _inputs(model: Model, params: Any, contrast: Any, offset: Any) -> tuple[Any, ...]:
-    """Return phases A and X [1 or n_phi, n_t], contrast and offset [n_phi]."""
+    """Return phases A and X [1 or n_phi, n_t], contrast and offset [n_phi].
+
+    Models of components have B, A and P [1 or n_phi, C, n_t] in place of A and X.
+    """
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Model, such as LaminarFlow, got {type(model).__name__}")
-    A, X = model.checked_phases(params)
+    A, *others = model.checked_phases(params)
     contrast = checks.per_angle(contrast, "contrast", model.geometry.n_phi, A.dtype)
     offset = checks.per_angle(offset, "offset", model.geometry.n_phi, A.dtype)
-    return jnp.atleast_2d(A), X, contrast, offset
+    return jnp.atleast_2d(A), *others, contrast, offset
 
 
 def g2(model: Model, params: Any, contrast: Any = 0.5, offset: Any = 1.0) -> jax.Array:
     """Compute the two-time correlation ``offset + contrast exp(-2 |dA|) sinc(dX)^shear_power``.
+
+    That of a model of components is ``offset + contrast |sum of the components|^2``, see
+    `Components`.
 
     Args:
       model: a `Model`, which computes the phases A [n_t] and X [n_phi, n_t].
@@ -54,6 +61,9 @@ def g2(model: Model, params: Any, contrast: Any = 0.5, offset: Any = 1.0) -> jax
 @functools.partial(jax.jit, static_argnums=0)
 def _g2(model: Model, params: Any, contrast: Any, offset: Any) -> jax.Array:
     inputs = _inputs(model, params, contrast, offset)
+    if isinstance(model, Components):
+        of_components: jax.Array = ops.component_g2(*inputs, batch_dims=1)
+        return of_components
     c2: jax.Array = ops.two_time_g2(*inputs, batch_dims=1, shear_power=model.shear_power)
     return c2
 
@@ -91,12 +101,15 @@ def g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> jax.Array:
-    A, X, contrast, offset = _inputs(model, params, contrast, offset)
+    *phases, contrast, offset = _inputs(model, params, contrast, offset)
     points = jnp.asarray(index)
     if points.ndim != 2 or points.shape[1] != 3 or not jnp.issubdtype(points.dtype, jnp.integer):
         raise ValueError(
             f"index: expected integers [M, 3] of (phi, i, j), got {points.dtype}{points.shape}"
         )
+    if isinstance(model, Components):
+        return _components_at(model, phases, contrast, offset, points)
+    A, X = phases
     if A.shape[0] != 1:
         raise ValueError(f"g2_at: expected A [n_t] for all angles, got {A.shape}; index g2 instead")
     points = to_integers(points, "index")  # a point that exceeds int32 must not wrap around
@@ -106,10 +119,27 @@ def _g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) ->
     return values
 
 
+def _components_at(
+    model: Components, phases: list[Any], contrast: Any, offset: Any, points: Any
+) -> jax.Array:
+    limits = jnp.asarray([model.geometry.n_phi, *[model.geometry.n_t] * 2], points.dtype)
+    inside = jnp.all((points >= 0) & (points < limits), axis=1)
+    phi, i, j = jnp.moveaxis(jnp.clip(points, 0, limits - 1), 1, 0)
+    first, second = (
+        [table[phi if len(table) > 1 else 0, :, frame].T for table in phases] for frame in (i, j)
+    )
+    differences = (a - b for a, b in zip(first[1:], second[1:], strict=True))
+    f = component_twin.correlation(first[0] + second[0], *differences)
+    return jnp.where(inside, offset[phi] + contrast[phi] * f, jnp.nan)
+
+
 def residual(
     model: Model, params: Any, contrast: Any, offset: Any, data: Any, sigma: Any
 ) -> jax.Array:
     """Compute (data - g2) / sigma; 0 on the diagonal and where sigma <= 1e-10.
+
+    It is also 0 in the rows and columns of frames that a model does not use: frame 0 of a
+    `TwoComponent` model.
 
     Args:
       model, params, contrast, offset: as in `g2`.
@@ -143,6 +173,10 @@ def _residual(
     model: Model, params: Any, contrast: Any, offset: Any, data: Any, sigma: Any
 ) -> jax.Array:
     operands = *_inputs(model, params, contrast, offset), data, sigma
-    static = {"shear_power": model.shear_power, "sigma_rank": sigma.ndim - 1}
-    r: jax.Array = ops.two_time_residual(*operands, batch_dims=1, **static)
+    static, op = {"sigma_rank": sigma.ndim - 1}, ops.component_residual
+    if not isinstance(model, Components):
+        static["shear_power"], op = model.shear_power, ops.two_time_residual
+    r: jax.Array = op(*operands, batch_dims=1, **static)
+    for frame in model.unused_frames:
+        r = r.at[:, frame, :].set(0.0).at[:, :, frame].set(0.0)
     return r

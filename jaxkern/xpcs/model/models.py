@@ -135,9 +135,19 @@ class Tables(NamedTuple):
     columns_X: tuple[int, ...]
     n_parameters: int
 
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Indices of the parameters of all tangents."""
+        return (*self.columns_A, *self.columns_X)
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The arrays of the tables."""
+        return tuple(self[:4])
+
 
 class Model:
-    """Base class of `Static`, `LaminarFlow` and `CustomModel`.
+    """Base class of `Static`, `LaminarFlow`, `CustomModel` and `Components`.
 
     Attributes:
       geometry: the `Geometry`.
@@ -146,7 +156,10 @@ class Model:
       shear_power: power of sinc in g2: 0, 2 or 4.
       columns_A: indices of the parameters on which A depends.
       columns_X: indices of the parameters on which X depends; none for ``shear_power=0``.
+      unused_frames: frames that have no weight in residuals and fits; none for most models.
     """
+
+    unused_frames: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -183,7 +196,7 @@ class Model:
         """Periods f64 [p]; infinite for parameters that are not periodic."""
         return np.array([p.period for p in self.parameters], np.float64)
 
-    def phases(self, params: Any) -> tuple[jax.Array, jax.Array]:
+    def phases(self, params: Any) -> tuple[jax.Array, ...]:
         """Compute A [n_t] and X [n_phi or 1, n_t] from params [p]."""
         raise NotImplementedError
 
@@ -204,10 +217,15 @@ class Model:
         (dA, dX), (A, X) = jax.jacfwd(twice, has_aux=True)(self._checked(params))
         tangents_A = jnp.moveaxis(dA[..., list(self.columns_A)], -1, -2)
         tangents_X = jnp.moveaxis(dX[..., list(self.columns_X)], -1, -2)
+        return self.tables_of((A, X, tangents_A, tangents_X))
+
+    def tables_of(self, arrays: Sequence[Any]) -> Tables:
+        """Return tables with some `Tables.arrays`."""
+        A, X, tangents_A, tangents_X = arrays
         columns = self.columns_A, self.columns_X
         return Tables(A, X, tangents_A, tangents_X, *columns, len(self.parameters))
 
-    def checked_phases(self, params: Any) -> tuple[jax.Array, jax.Array]:
+    def checked_phases(self, params: Any) -> tuple[jax.Array, ...]:
         """Compute `phases` in JAX's float type, and check their shapes."""
         dtype = jnp.result_type(float)
         A, X = (jnp.asarray(v, dtype) for v in self.phases(self._checked(params)))
@@ -266,8 +284,11 @@ def _rate(times: np.ndarray, power_law: jax.Array) -> jax.Array:
 
 
 def _accumulated(times: np.ndarray, power_law: jax.Array) -> jax.Array:
-    """Integrate the rate by the trapezoidal rule, in units of frames, [n_t]."""
-    rate = _rate(times, power_law)
+    return trapezoid(_rate(times, power_law))
+
+
+def trapezoid(rate: jax.Array) -> jax.Array:
+    """Integrate a rate [n_t] by the trapezoidal rule, in units of frames, [n_t]."""
     return jnp.concatenate([jnp.zeros(1, rate.dtype), jnp.cumsum((rate[:-1] + rate[1:]) / 2)])
 
 

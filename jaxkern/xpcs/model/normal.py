@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.xpcs.model import checks, ops
+from jaxkern.xpcs.model.components import Components, ComponentTables
 from jaxkern.xpcs.model.models import Model, Tables
 from jaxkern.xpcs.model.ops import state_size
 from jaxkern.xpcs.model.twin import LOSSES
@@ -53,7 +54,7 @@ class NormalEquations:
 
 
 def accumulate(
-    tables: Tables,
+    tables: Tables | ComponentTables,
     contrast: Any,
     offset: Any,
     data: Any,
@@ -75,18 +76,19 @@ def accumulate(
     32-bit mode, states between calls are rounded to f32.
 
     Args:
-      tables: a model's `Tables`.
+      tables: a model's `Tables`, or the `ComponentTables` of a model of components.
       contrast, offset, sigma, keep, loss, f_scale, quantization: as in `normal_equations`.
       data: rows of the correlations [n_phi, m, n_t], f64, f32, f16 or u16.
-      shear_power: 0, 2 or 4.
+      shear_power: 0, 2 or 4; models of components ignore it.
       first_row: index of the chunk's first row in the matrices; may be a tracer.
       initial: states [n_phi, S] to add to; zeros by default.
       symmetric: as in `normal_equations`; "auto" needs full matrices.
 
     Returns:
-      States [n_phi, S], S = ``state_size(k_A, k_X)``, f64 (f32 in JAX's 32-bit mode): the upper
-      triangle of the products of basis functions, row by row; their products with the residual;
-      chi2, cost, count, mirrored.
+      States [n_phi, S], S = ``state_size(k_A, k_X)``, or ``state_size(p, 0)`` of a model of
+      components with p parameters, f64 (f32 in JAX's 32-bit mode): the upper triangle of the
+      products of basis functions, row by row; their products with the residual; chi2, cost, count,
+      mirrored.
 
     Raises:
       ValueError: for arguments of a wrong shape, unknown options, a negative or NaN sigma, and
@@ -107,8 +109,18 @@ def accumulate(
     dtype, n_t = tables.A.dtype, tables.A.shape[-1]
     measured = checks.check_data(data, (None, None, n_t))
     n_phi, rows = measured.shape[:2]
-    if tables.X.shape[0] not in (1, n_phi):
-        raise ValueError(f"data: expected {tables.X.shape[0]} angles, as in tables, got {n_phi}")
+    if isinstance(tables, Tables):
+        op, static = ops.two_time_normal_equations, {"shear_power": shear_power}
+    else:
+        op, static = ops.component_normal_equations, {}
+    # Tables without an axis of angles belong to all of them.
+    arrays = [
+        table if table.ndim == rank else table[None]
+        for table, rank in zip(tables.arrays, table_ranks(tables.arrays), strict=True)
+    ]
+    angles = max(len(table) for table in arrays)
+    if angles not in (1, n_phi):
+        raise ValueError(f"data: expected {angles} angles, as in tables, got {n_phi}")
     mode = checks.choice(symmetric, "symmetric", _SYMMETRIC)
     if mode == 2 and rows != n_t:
         raise ValueError(f'symmetric: expected {n_t} rows with "auto", got {rows}; pass a bool')
@@ -117,16 +129,12 @@ def accumulate(
             f"first_row: expected 0 to {n_t - rows} for {rows} of {n_t} rows, got {int(first_row)}"
         )
     deviations = checks.check_sigma(sigma, measured.shape, dtype)
-    size = state_size(len(tables.columns_A), len(tables.columns_X))
+    size = state_size(len(tables.columns), 0)
     states = jnp.zeros((n_phi, size), dtype) if initial is None else jnp.asarray(initial, dtype)
     if states.shape != (n_phi, size):
         raise ValueError(f"initial: expected ({n_phi}, {size}), got shape {states.shape}")
-    shared = tables.A.ndim == 1
-    state: jax.Array = ops.two_time_normal_equations(
-        tables.A[None] if shared else tables.A,
-        tables.X,
-        tables.tangents_A[None] if shared else tables.tangents_A,
-        tables.tangents_X,
+    state: jax.Array = op(
+        *arrays,
         checks.per_angle(contrast, "contrast", n_phi, dtype),
         checks.per_angle(offset, "offset", n_phi, dtype),
         measured,
@@ -137,12 +145,17 @@ def accumulate(
         jnp.asarray(first_row, jnp.int32).reshape(1),
         states,
         batch_dims=1,
-        shear_power=shear_power,
+        **static,
         loss=checks.choice(loss, "loss", LOSSES),
         symmetric=mode,
         sigma_rank=deviations.ndim - 1,
     )
     return state
+
+
+def table_ranks(arrays: Sequence[Any]) -> tuple[int, ...]:
+    """Return the number of axes of each of the arrays of tables if they have one of angles."""
+    return (2, 2, 3, 3) if len(arrays) == 4 else (3, 3, 3, 4, 4, 4)
 
 
 def unpack(state: Any, basis: int) -> tuple[Any, Any, Any]:
@@ -193,7 +206,7 @@ def join_angles(jtj: Any, jtr: Any, scaling: str, xp: Any) -> tuple[Any, Any]:
 
 
 def assemble(
-    state: Any, tables: Tables, contrast: Any, scaling: str = "individual"
+    state: Any, tables: Tables | ComponentTables, contrast: Any, scaling: str = "individual"
 ) -> NormalEquations:
     """Return the normal equations of the parameters from the states of all angles.
 
@@ -211,10 +224,10 @@ def assemble(
       ValueError: for another scaling, and a state of a wrong shape.
     """
     checks.choice(scaling, "scaling", SCALINGS)
-    size = state_size(len(tables.columns_A), len(tables.columns_X))
+    size = state_size(len(tables.columns), 0)
     if state.ndim != 2 or state.shape[1] != size:
         raise ValueError(f"state: expected [n_phi, {size}], got shape {state.shape}")
-    columns = (*tables.columns_A, *tables.columns_X)
+    columns = tables.columns
     scale = checks.per_angle(contrast, "contrast", state.shape[0], state.dtype)
     jtj, jtr, sums = sums_of_angles(state, columns, tables.n_parameters, scale, jnp)
     jtj, jtr = join_angles(jtj, jtr, scaling, jnp)
@@ -240,7 +253,8 @@ def normal_equations(
     """Compute J^T J, J^T r, chi2 and count of a least-squares fit in one pass over the data.
 
     J is the derivative of g2 / sigma with respect to [contrast.., offset.., physics..], and
-    r = (data - g2) / sigma. The diagonal and points with sigma <= 1e-10 have no weight.
+    r = (data - g2) / sigma. The diagonal and points with sigma <= 1e-10 have no weight, and neither
+    have frames that the model does not use.
 
     Mirrored points are not independent. If all are mirrored (``mirrored == count``), the covariance
     of the parameters is 2 inv(jtj), and reduced chi2 uses half of the count.
@@ -284,6 +298,9 @@ def normal_equations(
             f'contrast, offset: expected one number each with scaling="constant", got {shapes}'
         )
     options = {"keep": keep, "loss": loss, "symmetric": symmetric, "quantization": quantization}
+    if model.unused_frames:
+        geometry, unused = model.geometry, model.unused_frames
+        options["keep"] = checks.check_keep(keep, geometry.n_phi, geometry.n_t, unused)
     options["f_scale"] = checks.check_f_scale(f_scale, jnp.result_type(float))
     operands = params, contrast, offset, measured, deviations
     ne: NormalEquations = _normal_equations(model, scaling, *operands, **options)
@@ -350,7 +367,7 @@ def log_likelihood(
     n_phi, n_t, dtype = model.geometry.n_phi, model.geometry.n_t, jnp.result_type(float)
     measured, deviations = checks.check_measured(model, data, sigma)
     scale = checks.check_quantization(quantization, measured, n_phi, dtype)
-    frames = checks.check_keep(keep, n_phi, n_t)
+    frames = checks.check_keep(keep, n_phi, n_t, model.unused_frames)
     contrasts = checks.per_angle(contrast, "contrast", n_phi, dtype)
     offsets = checks.per_angle(offset, "offset", n_phi, dtype)
     params = jnp.asarray(params, dtype)
@@ -362,12 +379,12 @@ def log_likelihood(
     return value
 
 
-def _likelihood_sums(model: Model, symmetric: Any, tables: Tables, operands: Sequence[Any]) -> Any:
+def _likelihood_sums(model: Model, symmetric: Any, tables: Any, operands: Sequence[Any]) -> Any:
     *inputs, quantization, keep = operands[1:]
     options = {"symmetric": symmetric, "keep": keep, "shear_power": model.shear_power}
     options["quantization"] = quantization if inputs[2].dtype == jnp.uint16 else None
     state = accumulate(tables, *inputs, **options)
-    _, rhs, sums = unpack(state, 2 + len(tables.columns_A) + len(tables.columns_X))
+    _, rhs, sums = unpack(state, 2 + len(tables.columns))
     chi2, _, count, mirrored = jnp.sum(sums, axis=0)
     weight = 1.0 - mirrored / (2.0 * jnp.maximum(count, 1.0))
     return -0.5 * weight * chi2, weight, rhs
@@ -376,9 +393,15 @@ def _likelihood_sums(model: Model, symmetric: Any, tables: Tables, operands: Seq
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _likelihood(model: Model, symmetric: Any, *operands: Any) -> jax.Array:
-    A, X = model.checked_phases(operands[0])
-    none_A, none_X = (jnp.zeros((*v.shape[:-1], 0, v.shape[-1]), v.dtype) for v in (A, X))
-    tables = Tables(A, X, none_A, none_X, (), (), len(model.parameters))
+    phases = model.checked_phases(operands[0])
+    tables: Tables | ComponentTables
+    if isinstance(model, Components):
+        tangents = [jnp.zeros((len(v), 0, *v.shape[1:]), v.dtype) for v in phases]
+        tables = model.tables_of((*phases, *tangents))
+    else:
+        A, X = phases
+        none_A, none_X = (jnp.zeros((*v.shape[:-1], 0, v.shape[-1]), v.dtype) for v in (A, X))
+        tables = Tables(A, X, none_A, none_X, (), (), len(model.parameters))
     value: jax.Array = _likelihood_sums(model, symmetric, tables, operands)[0]
     return value
 
@@ -389,7 +412,7 @@ def _likelihood_slopes(model: Model, symmetric: Any, *operands: Any) -> tuple[An
     tables = model.tables(operands[0])
     value, weight, rhs = _likelihood_sums(model, symmetric, tables, operands)
     by_table = operands[1] @ rhs[:, 2:]
-    columns = jnp.asarray((*tables.columns_A, *tables.columns_X), jnp.int32)
+    columns = jnp.asarray(tables.columns, jnp.int32)
     by_params = jnp.zeros_like(operands[0]).at[columns].add(by_table)
     return value, weight * by_params, weight * rhs[:, 1], weight * rhs[:, 0]
 

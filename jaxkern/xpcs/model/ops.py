@@ -5,10 +5,14 @@ An op acts on one angle; angles are the batch axis. With dg2 linear in (dA, dX, 
     jvp of g2:            dg2 = two_time_g2_tangent(A, X, contrast, dA, dX, dcontrast, doffset)
     transpose of that:    (A, X, contrast, offset)_bar = two_time_g2_cotangent(A, X, contrast, G)
     jvp of the residual:  d((data - g2) / sigma) = (ddata - dg2) / sigma - residual dsigma / sigma
+
+The ops of component models have the tables B, A and P [C, n] of component_twin.py in place of A and
+X [n], and the same rules.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +22,7 @@ import numpy as np
 from jax.interpreters import ad
 
 from jaxkern.core.op import Cost, Op
-from jaxkern.xpcs.model import twin
+from jaxkern.xpcs.model import component_twin, twin
 from jaxkern.xpcs.model.models import SHEAR_POWERS
 
 DATA_DTYPES = (np.float64, np.float32, np.float16, np.uint16)
@@ -44,11 +48,11 @@ def _abstract(op: str, operands: str, *results: str) -> Callable[..., Any]:
     rows = [(*row.split(":"), "real")[:3] for row in operands.split()]
 
     def evaluate(
-        *operands: Any, shear_power: int, sigma_rank: int = 2, loss: int = 0, symmetric: int = 0
+        *operands: Any, shear_power: int = 0, sigma_rank: int = 2, loss: int = 0, symmetric: int = 0
     ) -> Any:
         real = np.dtype(operands[0].dtype)
         if real not in (np.float32, np.float64):
-            raise ValueError(f"{op}: A: expected float32 or float64, got {real.name}")
+            raise ValueError(f"{op}: {rows[0][0]}: expected float32 or float64, got {real.name}")
         if shear_power not in SHEAR_POWERS or sigma_rank not in (0, 2):
             raise ValueError(
                 f"{op}: expected a shear_power of {SHEAR_POWERS} and a sigma_rank of 0 or 2, got "
@@ -62,7 +66,7 @@ def _abstract(op: str, operands: str, *results: str) -> Callable[..., Any]:
         for (name, axes, kind), x in zip(rows, operands, strict=True):
             names = axes.split(",") if axes and (name != "sigma" or sigma_rank) else []
             if name == "initial":
-                sizes["S"] = state_size(sizes["kA"], sizes["kX"])
+                sizes["S"] = state_size(sizes["kA"], sizes.get("kX", 0))
             if len(names) == len(x.shape):
                 for axis, size in zip(names, x.shape, strict=True):
                     sizes.setdefault(axis, size)
@@ -106,16 +110,22 @@ def _with_zeros(tangents: Sequence[Any], primals: Sequence[Any]) -> list[Any]:
     return [jnp.zeros_like(p) if t is None else t for t, p in zip(tangents, primals, strict=True)]
 
 
-def _g2_jvp(primals: Sequence[Any], tangents: Sequence[Any], **static: int) -> tuple[Any, Any]:
-    A, X, contrast, _ = primals
-    tangent = two_time_g2_tangent(A, X, contrast, *_with_zeros(tangents, primals), **static)
-    return two_time_g2(*primals, **static), tangent
+# The rules of both kinds of ops, "two_time" and "component", from their names in this module.
+def _g2_jvp(
+    kind: str, primals: Sequence[Any], tangents: Sequence[Any], **static: int
+) -> tuple[Any, Any]:
+    along = _with_zeros(tangents, primals)
+    tangent = globals()[f"{kind}_g2_tangent"](*primals[:-1], *along, **static)
+    return globals()[f"{kind}_g2"](*primals, **static), tangent
 
 
-def _tangent_transpose(cotangents: Sequence[Any], *operands: Any, **static: int) -> list[Any]:
-    A, X, contrast, *linear = operands
-    bars = two_time_g2_cotangent(A, X, contrast, cotangents[0], **static)
-    results: list[Any] = [None, None, None]
+def _tangent_transpose(
+    kind: str, cotangents: Sequence[Any], *operands: Any, **static: int
+) -> list[Any]:
+    split = len(operands) // 2  # the tangents include that of the offset
+    primals, linear = operands[:split], operands[split:]
+    bars = globals()[f"{kind}_g2_cotangent"](*primals, cotangents[0], **static)
+    results: list[Any] = [None] * split
     for operand, bar in zip(linear, bars, strict=True):
         if not isinstance(operand, ad.UndefinedPrimal):
             results.append(None)
@@ -127,22 +137,23 @@ def _tangent_transpose(cotangents: Sequence[Any], *operands: Any, **static: int)
 
 
 def _residual_jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, sigma_rank: int, **static: int
+    kind: str, primals: Sequence[Any], tangents: Sequence[Any], *, sigma_rank: int, **static: int
 ) -> tuple[Any, Any]:
-    A, X, contrast, _, data, sigma = primals
-    residual = two_time_residual(*primals, **static, sigma_rank=sigma_rank)
+    *model, data, sigma = primals
+    residual = globals()[f"{kind}_residual"](*primals, **static, sigma_rank=sigma_rank)
     n = data.shape[-1]
     sigma_of_points = sigma if sigma_rank == 2 else sigma[..., None, None]
     used = (sigma_of_points > twin.SIGMA_FLOOR) & ~jnp.eye(n, dtype=bool)
     weight = jnp.where(used, 1.0 / jnp.where(used, sigma_of_points, 1.0), 0.0)
     tangent = jnp.zeros_like(residual)
-    if any(t is not None for t in tangents[:4]):
-        directions = _with_zeros(tangents[:4], primals[:4])
-        tangent = tangent - weight * two_time_g2_tangent(A, X, contrast, *directions, **static)
-    if tangents[4] is not None:
-        tangent = tangent + weight * tangents[4]
-    if tangents[5] is not None:
-        change = tangents[5] if sigma_rank == 2 else tangents[5][..., None, None]
+    if any(t is not None for t in tangents[:-2]):
+        along = _with_zeros(tangents[:-2], model)
+        slope = globals()[f"{kind}_g2_tangent"](*model[:-1], *along, **static)
+        tangent = tangent - weight * slope
+    if tangents[-2] is not None:
+        tangent = tangent + weight * tangents[-2]
+    if tangents[-1] is not None:
+        change = tangents[-1] if sigma_rank == 2 else tangents[-1][..., None, None]
         tangent = tangent - residual * weight * change
     # A weight of 0 does not remove tangents and cotangents of NaN.
     return residual, jnp.where(used, tangent, 0.0)
@@ -150,8 +161,12 @@ def _residual_jvp(
 
 def _per_point(flops: int, matrices: int) -> Any:
     def cost(A: Any, *rest: Any, **_: Any) -> Cost:
-        points = A.shape[0] ** 2
-        return Cost(flops=flops * points, bytes=matrices * points * np.dtype(A.dtype).itemsize)
+        points = A.shape[-1] ** 2
+        of_components = A.shape[0] if A.ndim == 2 else 1
+        return Cost(
+            flops=flops * of_components * points,
+            bytes=matrices * points * np.dtype(A.dtype).itemsize,
+        )
 
     return cost
 
@@ -164,10 +179,22 @@ def _at_cost(A: Any, X: Any, contrast: Any, offset: Any, index: Any, **_: Any) -
 def _normal_cost(*operands: Any, symmetric: int, **_: Any) -> Cost:
     tangents_A, tangents_X, data, sigma = operands[2], operands[3], operands[6], operands[8]
     basis = 2 + tangents_A.shape[0] + tangents_X.shape[0]
+    # A basis function costs a difference and a product.
+    return _sums_cost(_FLOPS_SLOPES + 2 * basis, basis, data, sigma, symmetric)
+
+
+def _component_normal_cost(*operands: Any, symmetric: int, **_: Any) -> Cost:
+    parameters, components, _ = operands[3].shape
+    # A derivative has the terms of three tables for each component.
+    model = components * (_FLOPS_SLOPES + 9 * parameters)
+    return _sums_cost(model, 2 + parameters, operands[8], operands[10], symmetric)
+
+
+def _sums_cost(model: int, basis: int, data: Any, sigma: Any, symmetric: int) -> Cost:
     # A mirrored pair is computed once.
     points = data.size if symmetric == 0 else data.size // 2
-    # A basis function costs a difference and a product, and two operations in each sum.
-    flops = points * (_FLOPS_SLOPES + 2 * basis + basis * (basis + 1) + 2 * basis + 8)
+    # A basis function costs two operations in each sum.
+    flops = points * (model + basis * (basis + 1) + 2 * basis + 8)
     read = data.size * np.dtype(data.dtype).itemsize
     if symmetric == 1:
         read //= 2
@@ -187,11 +214,12 @@ def _op(impl: Callable[..., Any], operands: str, *results: str, **rules: Any) ->
 
 two_time_g2 = _op(
     twin.two_time_g2, "A:n X:n contrast: offset:", "n,n",
-    cost=_per_point(_FLOPS_F, 1), jvp=_g2_jvp,
+    cost=_per_point(_FLOPS_F, 1), jvp=functools.partial(_g2_jvp, "two_time"),
 )  # fmt: skip
 two_time_g2_tangent = _op(
     twin.two_time_g2_tangent, "A:n X:n contrast: dA:n dX:n dcontrast: doffset:", "n,n",
-    cost=_per_point(_FLOPS_SLOPES + 8, 1), transpose=_tangent_transpose,
+    cost=_per_point(_FLOPS_SLOPES + 8, 1),
+    transpose=functools.partial(_tangent_transpose, "two_time"),
 )  # fmt: skip
 two_time_g2_cotangent = _op(
     twin.two_time_g2_cotangent, "A:n X:n contrast: G:n,n", "n", "n", "", "",
@@ -199,7 +227,7 @@ two_time_g2_cotangent = _op(
 )  # fmt: skip
 two_time_residual = _op(
     twin.two_time_residual, "A:n X:n contrast: offset: data:n,n sigma:n,n", "n,n",
-    cost=_per_point(_FLOPS_F + 3, 3), jvp=_residual_jvp,
+    cost=_per_point(_FLOPS_F + 3, 3), jvp=functools.partial(_residual_jvp, "two_time"),
 )  # fmt: skip
 two_time_g2_at = _op(
     twin.two_time_g2_at, "A:n X:m,n contrast:m offset:m index:k,3:int32", "k", cost=_at_cost
@@ -211,4 +239,34 @@ two_time_normal_equations = _op(
     "S",
     supports=_normal_supports,
     cost=_normal_cost,
+)
+
+_PHASES = "weight:C,n decay:C,n phase:C,n"
+component_g2 = _op(
+    component_twin.component_g2, f"{_PHASES} contrast: offset:", "n,n",
+    cost=_per_point(_FLOPS_F, 1), jvp=functools.partial(_g2_jvp, "component"), platforms=(),
+)  # fmt: skip
+component_g2_tangent = _op(
+    component_twin.component_g2_tangent,
+    f"{_PHASES} contrast: dweight:C,n ddecay:C,n dphase:C,n dcontrast: doffset:", "n,n",
+    cost=_per_point(_FLOPS_SLOPES + 8, 1),
+    transpose=functools.partial(_tangent_transpose, "component"), platforms=(),
+)  # fmt: skip
+component_g2_cotangent = _op(
+    component_twin.component_g2_cotangent, f"{_PHASES} contrast: G:n,n",
+    "C,n", "C,n", "C,n", "", "", cost=_per_point(_FLOPS_SLOPES + 10, 1), platforms=(),
+)  # fmt: skip
+component_residual = _op(
+    component_twin.component_residual, f"{_PHASES} contrast: offset: data:n,n sigma:n,n", "n,n",
+    cost=_per_point(_FLOPS_F + 3, 3), jvp=functools.partial(_residual_jvp, "component"),
+    platforms=(),
+)  # fmt: skip
+component_normal_equations = _op(
+    component_twin.component_normal_equations,
+    f"{_PHASES} tangents_weight:kA,C,n tangents_decay:kA,C,n tangents_phase:kA,C,n "
+    "contrast: offset: data:m,n:stored quantization:2 sigma:m,n keep:n:uint8 f_scale: "
+    "first_row::int32 initial:S",
+    "S",
+    cost=_component_normal_cost,
+    platforms=(),
 )

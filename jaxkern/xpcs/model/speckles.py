@@ -14,6 +14,7 @@ from jaxkern.core.arguments import check_integer, check_number
 from jaxkern.core.progress import ProgressBar
 from jaxkern.xpcs.detectors.frames import ArrayFrames
 from jaxkern.xpcs.detectors.qmap import QMap
+from jaxkern.xpcs.model.components import Components
 from jaxkern.xpcs.model.correlation import g2
 from jaxkern.xpcs.model.models import Model
 
@@ -185,8 +186,14 @@ def simulate_photons(
 
 
 def _field_correlation(model: Model, params: Any) -> NDArray[Any]:
-    """Return g1 [n_phi, n_t, n_t] of a model."""
+    """Return g1 [n_phi, n_t, n_t] of a model; complex for a model of components."""
     with jax.enable_x64(True):
+        if isinstance(model, Components):
+            B, A, P = map(np.asarray, model.phases(params))
+            field = np.exp(B + 1j * P)
+            decay = np.exp(-np.abs(A[..., :, None] - A[..., None, :]))
+            terms = field[..., :, None] * decay * field[..., None, :].conj()
+            return np.asarray(terms.sum(axis=1))
         squared = np.asarray(g2(model, params, 1.0, 0.0))
     return np.asarray(np.sqrt(np.clip(squared, 0.0, None)))
 
@@ -268,7 +275,9 @@ def _from_covariance(g1: NDArray[Any]) -> Speckles:
     mix, n = vectors * np.sqrt(np.clip(values, 0.0, None)), len(g1)
 
     def field(draw: np.random.Generator, pixels: int) -> Any:
-        return np.split(mix @ draw.standard_normal((n, 2 * pixels)), 2, axis=1)
+        real, imaginary = np.split(draw.standard_normal((n, 2 * pixels)), 2, axis=1)
+        values = mix @ (real + 1j * imaginary)
+        return values.real, values.imag
 
     return _summed(field, n)
 

@@ -9,6 +9,7 @@ h = df/d(X_i - X_j) = exp(-2 |A_i - A_j|) P sinc^(P-1) sinc'.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -226,7 +227,43 @@ def two_time_normal_equations(
     upper triangle of sum w^2 b_k b_l row by row, sum w^2 b_k r, and the sums chi2, cost, count,
     mirrored, with w = 1 / sigma and r = data - g2. The result is NaN for rows out of range.
     """
-    n, m, dtype = A.shape[0], data.shape[0], A.dtype
+
+    def basis(row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def difference(table: jax.Array) -> jax.Array:
+            return table[..., row][..., :, None] - table[..., None, :]
+
+        f, a, h = slopes(difference(A), difference(X), shear_power)
+        return f, jnp.concatenate([a * difference(tangents_A), h * difference(tangents_X)])
+
+    options = {"loss": loss, "symmetric": symmetric, "sigma_rank": sigma_rank}
+    scales = contrast, offset
+    return add_normal_equations(
+        basis, scales, data, quantization, sigma, keep, f_scale, first_row, initial, **options
+    )
+
+
+def add_normal_equations(
+    basis: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
+    scales: tuple[jax.Array, jax.Array],
+    data: jax.Array,
+    quantization: jax.Array,
+    sigma: jax.Array,
+    keep: jax.Array,
+    f_scale: jax.Array,
+    first_row: jax.Array,
+    initial: jax.Array,
+    *,
+    loss: int,
+    symmetric: int,
+    sigma_rank: int,
+) -> jax.Array:
+    """Add the sums of a model to `initial` [S]; see `two_time_normal_equations`.
+
+    ``basis(row [r])`` returns f [r, n] and its derivatives [k, r, n]; `scales` are the contrast and
+    the offset.
+    """
+    contrast, offset = scales
+    n, m, dtype = data.shape[1], data.shape[0], initial.dtype
     initial = jnp.where((first_row >= 0) & (first_row <= n - m), initial, jnp.nan)
     if m == 0:
         return initial
@@ -245,7 +282,6 @@ def two_time_normal_equations(
         "sigma": blocks(sigma, 1) if sigma_rank == 2 else None,
         "mirrored": blocks(_mirrored_tiles(data, sigma, used), False) if symmetric == 2 else None,
     }
-    upper = jnp.triu_indices(2 + tangents_A.shape[0] + tangents_X.shape[0])
     factor = 2.0 if symmetric == 1 else 1.0
     step, zero = quantization[0], quantization[1]
     quantized = jnp.issubdtype(data.dtype, jnp.integer)
@@ -257,14 +293,10 @@ def two_time_normal_equations(
         valid = valid[:, None] & used & (row[:, None] != columns) & (deviation > SIGMA_FLOOR)
         if symmetric == 1:
             valid = valid & (row[:, None] < columns)
-
-        def difference(table: jax.Array) -> jax.Array:
-            return table[..., row][..., :, None] - table[..., None, :]
-
-        f, a, h = slopes(difference(A), difference(X), shear_power)
-        slopes_A, slopes_X = a * difference(tangents_A), h * difference(tangents_X)
-        basis = jnp.concatenate([jnp.ones_like(f)[None], f[None], slopes_A, slopes_X])
-        flat = basis.reshape(-1, ROW_BLOCK * n)
+        f, derivatives = basis(row)
+        flat = jnp.concatenate([jnp.ones_like(f)[None], f[None], derivatives])
+        flat = flat.reshape(-1, ROW_BLOCK * n)
+        upper = np.triu_indices(len(flat))
         value = x["data"].astype(dtype)
         if quantized:
             value = zero + step * value
@@ -286,9 +318,7 @@ def two_time_normal_equations(
         return state + jnp.concatenate([gram[upper], rhs, sums]), None
 
     # Inside shard_map, a carry must vary over the same axes as its sums.
-    operands = (A, X, tangents_A, tangents_X, contrast, offset, data, quantization, sigma, keep)
-    varying = frozenset[str]().union(
-        *(compat.varying_axes(v) for v in (*operands, f_scale, first_row, initial))
-    )
+    operands = (contrast, offset, data, quantization, sigma, keep, f_scale, first_row, initial)
+    varying = frozenset[str]().union(*(compat.varying_axes(v) for v in operands))
     state: jax.Array = lax.scan(add, pvary(initial, varying), xs)[0]
     return state
