@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import FitProblem
 from jaxkern.xpcs.fitting.parameters import spread
-from jaxkern.xpcs.fitting.passes import MAX_VALUE
+from jaxkern.xpcs.fitting.passes import MAX_VALUE, HostTables
 from jaxkern.xpcs.fitting.sampling import sigma_rows
 from jaxkern.xpcs.fitting.solver import NormalPoint, Solution, compress, solve
 
@@ -28,6 +28,8 @@ _POINTS, _LEAST_BANDS = 2000, 8
 _LAGS_PER_DECADE = 8
 # Number of evenly spaced flow directions.
 _DIRECTIONS = 4
+# With a chi2 above this multiple of the degrees of freedom, more starts are fitted.
+_POOR = 3.0
 # Another start must lower chi2 by this multiple of chi2 a degree of freedom: 5 sigma squared.
 _EVIDENCE = 25.0
 
@@ -38,14 +40,15 @@ class Effort:
 
     drawn: int
     thinned: int  # to the thinned data, with at most `passes` passes
+    most: int  # the same while the best one is poor
     full: int  # to all data
     passes: int
 
 
 EFFORTS = {
-    "local": Effort(0, _DIRECTIONS, 1, 12),
-    "auto": Effort(256, 8, 2, 40),
-    "wide": Effort(4096, 48, 6, 80),
+    "local": Effort(0, _DIRECTIONS, _DIRECTIONS, 1, 12),
+    "auto": Effort(256, 8, 32, 2, 40),
+    "wide": Effort(4096, 48, 128, 6, 80),
 }
 
 
@@ -69,26 +72,35 @@ def find_starts(start: Array, problem: FitProblem, effort: Effort) -> tuple[list
         turned[:, periodic[0]] += bounds.period[periodic[0]] / _DIRECTIONS * np.arange(len(turned))
     drawn = spread(_even_points(effort.drawn, int(moving.sum())), start, bounds, layout, free)
     candidates = np.concatenate([turned, drawn])[:, physics][:, moving]
-    points = [thinned(x) for x in candidates]
-    costs = np.array([point.cost if point.is_finite() else np.inf for point in points])
-    if not np.isfinite(costs[0]):
+    costs = np.array([thinned.cost(x) for x in candidates])
+    first = thinned(candidates[0])
+    if not first.is_finite():
         return [start], "the start"  # the fit reports it
-    step = compress(points[0])[0][:-1]
+    step = compress(first)[0][:-1]
     if not effort.drawn and costs[1:].min() - costs[0] > step @ step:
         return [start], "the start"  # the first step gains more than other directions
     order = [0, *(k for k in np.argsort(costs, kind="stable") if k and np.isfinite(costs[k]))]
     options: Any = {"ftol": 1e-4, "xtol": 1e-4, "max_nfev": effort.passes}
     options["bounds"] = tuple(bound[physics][moving] for bound in bounds.solver)
-    fits = [solve(thinned, candidates[k], **options) for k in order[: effort.thinned]]
-    solutions = [solution for solution in fits if solution is not None]
     freedom = int((thinned.weights > 0).sum()) - int(moving.sum()) - 2 * layout.n_phi
+    solutions: list[Solution] = []
+    for k in order[: effort.most]:
+        good = solutions and min(s.cost for s in solutions) < _POOR * freedom
+        if good and len(solutions) >= effort.thinned:
+            break
+        solution = solve(thinned, candidates[k], **options)
+        assert solution is not None
+        solutions.append(solution)
     minima = _minima(solutions, freedom)[: effort.full]
     starts = []
     for minimum in minima:
         better = start.copy()
         better[np.flatnonzero(moving) + physics.start] = minimum.x
         starts.append(bounds.wrap(better))
-    own, text = solutions[0], f"{len(points)} compared on thinned data, {len(solutions)} fitted there"
+    own, text = (
+        solutions[0],
+        f"{len(costs)} compared on thinned data, {len(solutions)} fitted there",
+    )
     if minima[0] is own and periodic.size and not effort.drawn:
         # The full fit takes other steps, and may not converge to the direction found here.
         turn = abs(own.x - candidates[0])[moving[: periodic[0] - physics.start].sum()]
@@ -125,16 +137,10 @@ def _minima(solutions: list[Solution], freedom: int) -> list[Solution]:
 
 
 def _even_points(count: int, dimensions: int) -> Array:
-    """Return points [count, dimensions] that fill the unit cube evenly.
-
-    Source: M. Roberts, The Unreasonable Effectiveness of Quasirandom Sequences (2018): multiples of
-    the powers of 1/g, the root of g^(d+1) = g + 1, modulo 1.
-    """
-    root = 2.0
-    for _ in range(64):
-        root = (1.0 + root) ** (1.0 / (dimensions + 1))
-    steps = root ** -np.arange(1.0, dimensions + 1)
-    return np.asarray((0.5 + np.arange(1, count + 1)[:, None] * steps) % 1.0)
+    """Return a Latin hypercube [count, dimensions]: each coordinate takes `count` even values."""
+    draw = np.random.default_rng(0)
+    columns = [draw.permutation(count) for _ in range(dimensions)]
+    return (np.stack(columns, axis=1) + 0.5) / max(count, 1)
 
 
 class _ThinnedProblem:
@@ -176,28 +182,38 @@ class _ThinnedProblem:
         self.values, self.weights = mean / np.where(total > 0, total, 1.0), np.sqrt(total)
 
     def __call__(self, x: Array) -> NormalPoint:
-        self._physics[self._moving] = x
+        tables, weight = self._tables(x), self.weights
         with np.errstate(all="ignore"):
-            f, slopes = self._correlation()
+            f, slopes = tables.correlation_slopes(self.columns, self.rows)
         if not (np.isfinite(f).all() and np.isfinite(slopes).all()):
             return NormalPoint(np.eye(len(x)), np.zeros(len(x)), np.inf)
-        weight = self.weights
-        f, slopes, target = f * weight, slopes * weight[:, None], self.values * weight
-        # Solve for contrast and offset by least squares; project f and 1 out of r and slopes.
-        basis = np.stack([f, weight], axis=1)
-        gram = basis @ basis.transpose(0, 2, 1)
-        inverse = np.linalg.pinv(gram, rcond=1e-10, hermitian=True)
-        scales = inverse @ (basis @ target[..., None])  # [n_phi, 2, 1]
-        r = target - (scales.transpose(0, 2, 1) @ basis)[:, 0]
-        slopes *= scales[:, :1]
+        r, basis, inverse, scales = self._project(f)
+        shape = len(weight), *slopes.shape[1:]
+        slopes = np.broadcast_to(slopes, shape) * weight[:, None] * scales[:, :1]
         slopes -= (slopes @ basis.transpose(0, 2, 1)) @ inverse @ basis
         jacobian = np.moveaxis(slopes, 1, 2).reshape(-1, slopes.shape[1])[:, self._moving]
         flat = r.ravel()
         return NormalPoint(jacobian.T @ jacobian, jacobian.T @ flat, float(flat @ flat))
 
-    def _correlation(self) -> tuple[Array, Array]:
-        """Return g1^2 [n_phi, m] of the points, and its derivatives [n_phi, p, m]."""
-        tables, n_phi = self._program.host_tables(self._physics), len(self.values)
-        f, slopes = tables.correlation_slopes(self.columns, self.rows)
-        shape = n_phi, *slopes.shape[1:]
-        return np.broadcast_to(f, self.values.shape), np.broadcast_to(slopes, shape)
+    def cost(self, x: Array) -> float:
+        """Return chi2, or infinity where the model is not finite."""
+        with np.errstate(all="ignore"):
+            f = self._tables(x).correlation(self.columns, self.rows)
+        return float((self._project(f)[0] ** 2).sum()) if np.isfinite(f).all() else np.inf
+
+    def _tables(self, x: Array) -> HostTables:
+        self._physics[self._moving] = x
+        return self._program.host_tables(self._physics)
+
+    def _project(self, f: Array) -> tuple[Array, Array, Array, Array]:
+        """Solve for contrast and offset by least squares, [n_phi, 2, 1].
+
+        Returns the residuals, f and 1 with their weights, the inverse of the normal equations, and
+        the solution.
+        """
+        weight = self.weights
+        basis = np.stack([f * weight, weight], axis=1)
+        inverse = np.linalg.pinv(basis @ basis.transpose(0, 2, 1), rcond=1e-10, hermitian=True)
+        target = self.values * weight
+        scales = inverse @ (basis @ target[..., None])
+        return target - (scales.transpose(0, 2, 1) @ basis)[:, 0], basis, inverse, scales
