@@ -42,7 +42,8 @@ struct alignas(64) ComponentMatrixScratch {
 struct alignas(64) ComponentNormalScratch {
   NormalScratch normal;
   ComponentRow row;
-  alignas(64) double columns[kMaxComponentParameters][kPitch];
+  // 1 (0 for points without weight), f, and the columns of the parameters.
+  alignas(64) double columns[kMaxBasis + 1][kPitch];
   // Sums of products of two columns k, k + 1 with column l, and of columns with the residual.
   alignas(64) double gram[kMaxBasis / 2][kMaxBasis][2][kDoubles];
   alignas(64) double rhs[kMaxBasis][kDoubles];
@@ -68,36 +69,41 @@ inline void evaluate_components(const ComponentModel& model, const Tile& tile, i
     const double real_i = component.real[row], imaginary_i = component.imaginary[row];
     double* const real = s->slope[kWeightTable][c];
     double* const imaginary = s->slope[kPhaseTable][c];
-    for (int64_t v = 0; v < vectors; ++v) {
-      const int64_t at = v * kDoubles, column = tile.start + at;
-      const Doubles decay = smaller(rising * load(falling_j + at), falling * load(rising_j + at));
-      const Doubles real_j = load(component.real + column);
-      const Doubles imaginary_j = load(component.imaginary + column);
-      const Doubles x = decay * (real_i * real_j + imaginary_i * imaginary_j);
-      const Doubles y = decay * (imaginary_i * real_j - real_i * imaginary_j);
-      store(s->u + at, c == 0 ? x : load(s->u + at) + x);
-      store(s->v + at, c == 0 ? y : load(s->v + at) + y);
-      if constexpr (kSlopes) {
-        store(real + at, x);
-        store(imaginary + at, y);
+    const auto terms = [&](auto first) {
+      for (int64_t v = 0; v < vectors; ++v) {
+        const int64_t at = v * kDoubles, column = tile.start + at;
+        const Doubles decay = smaller(rising * load(falling_j + at), falling * load(rising_j + at));
+        const Doubles real_j = load(component.real + column);
+        const Doubles imaginary_j = load(component.imaginary + column);
+        const Doubles x = decay * (real_i * real_j + imaginary_i * imaginary_j);
+        const Doubles y = decay * (imaginary_i * real_j - real_i * imaginary_j);
+        store(s->u + at, first.value ? x : load(s->u + at) + x);
+        store(s->v + at, first.value ? y : load(s->v + at) + y);
+        if constexpr (kSlopes) {
+          store(real + at, x);
+          store(imaginary + at, y);
+        }
       }
-    }
+    };
+    c == 0 ? terms(std::true_type()) : terms(std::false_type());
   }
   for (int64_t v = 0; v < vectors; ++v) {
-    const int64_t at = v * kDoubles;
-    const Doubles U = load(s->u + at), V = load(s->v + at);
-    store(f + at, U * U + V * V);
-    if constexpr (kSlopes) {
-      for (int32_t c = 0; c < model.count; ++c) {
-        const Doubles x = load(s->slope[kWeightTable][c] + at);
-        const Doubles y = load(s->slope[kPhaseTable][c] + at);
-        const Phases& phases = model.components[c].decay;
-        const Doubles m = 2.0 * (U * x + V * y);
-        const Doubles d = phases.a[row] - load(phases.a + tile.start + at);
-        store(s->slope[kWeightTable][c] + at, m);
-        store(s->slope[kDecayTable][c] + at, 0.0 < d ? -m : (d < 0.0 ? m : Doubles{} * d));
-        store(s->slope[kPhaseTable][c] + at, 2.0 * (V * x - U * y));
-      }
+    const Doubles U = load(s->u + v * kDoubles), V = load(s->v + v * kDoubles);
+    store(f + v * kDoubles, U * U + V * V);
+  }
+  for (int32_t c = 0; kSlopes && c < model.count; ++c) {
+    const double* const a = model.components[c].decay.a;
+    const double a_i = a[row];
+    for (int64_t v = 0; v < vectors; ++v) {
+      const int64_t at = v * kDoubles;
+      const Doubles U = load(s->u + at), V = load(s->v + at);
+      const Doubles x = load(s->slope[kWeightTable][c] + at);
+      const Doubles y = load(s->slope[kPhaseTable][c] + at);
+      const Doubles m = 2.0 * (U * x + V * y);
+      const Doubles d = a_i - load(a + tile.start + at);
+      store(s->slope[kWeightTable][c] + at, m);
+      store(s->slope[kDecayTable][c] + at, 0.0 < d ? -m : (d < 0.0 ? m : Doubles{} * d));
+      store(s->slope[kPhaseTable][c] + at, 2.0 * (V * x - U * y));
     }
   }
 }
@@ -203,14 +209,15 @@ inline void component_matrix(MatrixOp op, const ComponentMatrixWork& work, int64
 inline void jacobian_columns(const ComponentNormalWork& work, const Tile& tile, int64_t row,
                              ComponentNormalScratch* s) {
   int32_t previous = -1;
+  const int64_t vectors = tile.vectors();
   for (int32_t k = 0; k < work.tangent_count; ++k) {
     const ComponentTangent& tangent = work.tangents[k];
     const double* const slope = s->row.slope[tangent.kind][tangent.component];
     const double* const table = tangent.table + tile.start;
-    double* const column = s->columns[tangent.parameter];
+    double* const column = s->columns[2 + tangent.parameter];
     const auto add = [&](auto first, auto plus) {
       const Doubles here = splat(tangent.table[row]);
-      for (int64_t v = 0; v < tile.vectors(); ++v) {
+      for (int64_t v = 0; v < vectors; ++v) {
         const int64_t at = v * kDoubles;
         const Doubles there = load(table + at);
         const Doubles change = load(slope + at) * (plus.value ? here + there : here - there);
@@ -227,10 +234,12 @@ inline void jacobian_columns(const ComponentNormalWork& work, const Tile& tile, 
   }
 }
 
-// Adds the products of two columns with kRights others to their sums, [kRights][2][kDoubles].
+// Adds the products of two columns and kRights others to their sums, [kRights][2][kDoubles]. It is
+// not inlined, so that the loop has enough registers.
 template <bool kWeighted, int kRights>
-inline void add_products(int64_t vectors, const double* const* left, const double* const* right,
-                         const double* om, double (*sums)[2][kDoubles]) {
+__attribute__((noinline)) void add_products(int64_t vectors, const double (*left)[kPitch],
+                                            const double (*right)[kPitch], const double* om,
+                                            double (*sums)[2][kDoubles]) {
   Doubles sum[2][kRights];
   for (int r = 0; r < kRights; ++r) {
     for (int k = 0; k < 2; ++k) sum[k][r] = load(sums[r][k]);
@@ -255,8 +264,8 @@ inline void add_products(int64_t vectors, const double* const* left, const doubl
 }
 
 template <int kColumns>
-inline void add_residual(int64_t vectors, const double* const* column, const double* b,
-                         double (*sums)[kDoubles]) {
+__attribute__((noinline)) void add_residual(int64_t vectors, const double (*column)[kPitch],
+                                            const double* b, double (*sums)[kDoubles]) {
   Doubles sum[kColumns];
   for (int k = 0; k < kColumns; ++k) sum[k] = load(sums[k]);
   for (int64_t v = 0; v < vectors; ++v) {
@@ -266,40 +275,44 @@ inline void add_residual(int64_t vectors, const double* const* column, const dou
   for (int k = 0; k < kColumns; ++k) store(sums[k], sum[k]);
 }
 
-// Adds the sums of a row. s->normal.row.h is the column of ones, 0 for points without weight.
+// Adds the sums of a row. s->normal.row.h is 1, and 0 for points without weight.
 template <bool kWeighted>
 inline void add_columns(const ComponentNormalWork& work, const TileWork& t, bool dropped,
                         ComponentNormalScratch* s) {
   NormalScratch& normal = s->normal;
   const int64_t vectors = t.tile.vectors();
   const int32_t basis = work.layout.basis();
-  const double* column[kMaxBasis + 1] = {normal.row.h, normal.row.f};
-  for (int32_t k = 2; k < basis; ++k) {
-    double* const values = s->columns[k - 2];
-    for (int64_t v = 0; dropped && v < vectors; ++v) {
+  Doubles chi{};
+  for (int64_t v = 0; v < vectors; ++v) {
+    const int64_t at = v * kDoubles;
+    store(s->columns[0] + at, load(normal.row.h + at));
+    store(s->columns[1] + at, load(normal.row.f + at));
+    chi += load(normal.chi + at);
+  }
+  normal.sum_chi += total(chi);
+  for (int32_t k = 2; dropped && k < basis; ++k) {
+    double* const values = s->columns[k];
+    for (int64_t v = 0; v < vectors; ++v) {
       const Doubles one = load(normal.row.h + v * kDoubles);
       store(values + v * kDoubles, one != 0.0 ? load(values + v * kDoubles) : Doubles{});
     }
-    column[k] = values;
   }
-  column[basis] = column[basis - 1];  // the partner of the last column of an odd number
-  for (int32_t pair = 0; pair < basis; pair += 2) {
-    int32_t l = pair;
+  for (int32_t k = 0; k < basis; k += 2) {
+    const double (*left)[kPitch] = s->columns + k;
+    double (*sums)[2][kDoubles] = s->gram[k / 2];
+    int32_t l = k;
     for (; l + 4 <= basis; l += 4) {
-      add_products<kWeighted, 4>(vectors, column + pair, column + l, normal.om,
-                                 s->gram[pair / 2] + l);
+      add_products<kWeighted, 4>(vectors, left, s->columns + l, normal.om, sums + l);
     }
-    for (; l < basis; ++l) {
-      add_products<kWeighted, 1>(vectors, column + pair, column + l, normal.om,
-                                 s->gram[pair / 2] + l);
+    for (; l < basis; l += 2) {  // an odd number of columns has a partner of zeros
+      add_products<kWeighted, 2>(vectors, left, s->columns + l, normal.om, sums + l);
     }
   }
-  Doubles chi{};
-  for (int64_t v = 0; v < vectors; ++v) chi += load(normal.chi + v * kDoubles);
-  normal.sum_chi += total(chi);
   int32_t k = 0;
-  for (; k + 4 <= basis; k += 4) add_residual<4>(vectors, column + k, normal.b, s->rhs + k);
-  for (; k < basis; ++k) add_residual<1>(vectors, column + k, normal.b, s->rhs + k);
+  for (; k + 4 <= basis; k += 4) {
+    add_residual<4>(vectors, s->columns + k, normal.b, s->rhs + k);
+  }
+  for (; k < basis; ++k) add_residual<1>(vectors, s->columns + k, normal.b, s->rhs + k);
 }
 
 // Writes the sums of rows [row0, row0 + rows) of the matrix to `state`.

@@ -1,15 +1,13 @@
 // The hot loops of the XPCS kernels, compiled once per SIMD level into the namespace JAXKERN_LEVEL.
-// Everything except the entry points has internal linkage.
+// Everything except the two entry points has internal linkage.
 #include "xpcs/levels.h"
 
-#include "xpcs/components-inl.h"
 #include "xpcs/matrix-inl.h"
 #include "xpcs/normal_rows-inl.h"
 
 namespace jaxkern::xpcs::JAXKERN_LEVEL {
 
-static_assert(sizeof(ComponentNormalScratch) <= kScratchBytes &&
-              sizeof(ComponentMatrixScratch) <= kScratchBytes);
+static_assert(sizeof(NormalScratch) <= kScratchBytes && sizeof(MatrixScratch) <= kScratchBytes);
 
 void normal_block(const NormalWork& work, int64_t row0, int64_t rows, double* state,
                   char* scratch) {
@@ -19,16 +17,6 @@ void normal_block(const NormalWork& work, int64_t row0, int64_t rows, double* st
 void matrix_block(MatrixOp op, const MatrixWork& work, int64_t row0, int64_t rows, double* sums,
                   char* scratch) {
   matrix_rows(op, work, row0, rows, sums, reinterpret_cast<MatrixScratch*>(scratch));
-}
-
-void component_normal_block(const ComponentNormalWork& work, int64_t row0, int64_t rows,
-                            double* state, char* scratch) {
-  component_normal(work, row0, rows, state, reinterpret_cast<ComponentNormalScratch*>(scratch));
-}
-
-void component_matrix_block(MatrixOp op, const ComponentMatrixWork& work, int64_t row0,
-                            int64_t rows, double* sums, char* scratch) {
-  component_matrix(op, work, row0, rows, sums, reinterpret_cast<ComponentMatrixScratch*>(scratch));
 }
 
 }  // namespace jaxkern::xpcs::JAXKERN_LEVEL

@@ -137,7 +137,7 @@ inline bool compare_mirrored(const NormalWork& work, const Tile& tile, int64_t r
 // Computes b and chi of unweighted points; `second` is the mirrored data if it differs.
 inline void residual_row(const NormalWork& work, const TileWork& t, const double* data,
                          const double* second, NormalScratch* s) {
-  for (int64_t v = 0; v < t.tile.vectors(); ++v) {
+  for (int64_t v = 0, vectors = t.tile.vectors(); v < vectors; ++v) {
     const int64_t at = v * kDoubles;
     const Doubles model = work.offset + work.contrast * load(s->row.f + at);
     const Doubles r = load(data + at) - model;
@@ -156,7 +156,7 @@ inline void residual_row(const NormalWork& work, const TileWork& t, const double
 // Adds om, b, chi and multiplicity of weighted points to the buffers.
 inline void weigh_row(const NormalWork& work, const TileWork& t, double multiplicity,
                       const double* data, const double* sigma, NormalScratch* s) {
-  for (int64_t v = 0; v < t.tile.vectors(); ++v) {
+  for (int64_t v = 0, vectors = t.tile.vectors(); v < vectors; ++v) {
     const int64_t at = v * kDoubles;
     const Doubles deviation = sigma != nullptr ? load(sigma + at) : splat(work.sigma);
     const Mask out = ~(deviation > kLeastSigma);  // NaN too
@@ -329,7 +329,7 @@ inline void normal_block(const NormalWork& work, int64_t row0, int64_t rows, dou
     s->factors.filled = false;
     for (int32_t k = 0; k < tables; ++k) {
       const double* table = work.tables + k * work.stride();
-      for (int64_t v = 0; v < t.tile.vectors(); ++v) {
+      for (int64_t v = 0, vectors = t.tile.vectors(); v < vectors; ++v) {
         const int64_t at = v * kDoubles;
         store(s->table[k] + at, load(table + t.tile.start + at) - table[row0]);
       }
