@@ -16,6 +16,8 @@
 #include "image/mix.h"
 #include "image/program.h"
 #include "measure.h"
+#include "tokens/packer.h"
+#include "tokens/rows.h"
 #include "xpcs/cpu.h"
 
 namespace jaxkern::benchmarks {
@@ -332,6 +334,39 @@ Case component_normal(const char* name, xpcs::Symmetric symmetric) {
           }};
 }
 
+Case token_rows(const char* name, tokens::Kind kind) {
+  constexpr int64_t kRows = 16, kLength = 1024, kPiece = 128;
+  const auto in = random_memory(8 * kRows * kLength), out = random_memory(13 * kRows * kLength);
+  for (int64_t i = 0; i < kRows * kLength; ++i) {
+    if (kind == tokens::Kind::kInt64) reinterpret_cast<int64_t*>(in.get())[i] = i;
+  }
+  return {name, kRows * kLength, [=] {
+            std::vector<tokens::Piece> pieces;
+            std::vector<int64_t> ends;
+            for (int64_t i = 0; i < kRows * kLength / kPiece; ++i) {
+              pieces.push_back({i, 0, kPiece, i * kPiece});
+              if ((i + 1) % (kLength / kPiece) == 0) ends.push_back(i + 1);
+            }
+            auto* const fields = reinterpret_cast<uint32_t*>(out.get());
+            auto* const marks = reinterpret_cast<int32_t*>(fields + kRows * kLength);
+            tokens::write_rows(pieces.data(), ends.data(), kRows, kLength,
+                               {{in.get(), kRows * kLength, kind, 0, fields}},
+                               {marks, marks + kRows * kLength,
+                                reinterpret_cast<uint8_t*>(marks + 2 * kRows * kLength)});
+          }};
+}
+
+Case token_packing(const char* name, tokens::Method method) {
+  constexpr int64_t kDocuments = 4096;
+  return {name, kDocuments, [=] {
+            std::mt19937 engine(3);
+            std::vector<int64_t> begins(kDocuments), lengths(kDocuments);
+            for (int64_t& length : lengths) length = 1 + engine() % 1024;
+            tokens::Packer packer(2048, method, tokens::Overlong::kError, 64);
+            packer.add(begins.data(), lengths.data(), kDocuments, INT64_MAX);
+          }};
+}
+
 std::vector<std::function<Case()>> cases() {
   std::vector<std::function<Case()>> all;
   const auto add = [&](auto make, auto... rest) { all.push_back([=] { return make(rest...); }); };
@@ -384,6 +419,10 @@ std::vector<std::function<Case()>> cases() {
   add(frame_sums, "frame sums u8", correlators::Dtype::kU8);
   add(frame_sums, "frame sums u16", correlators::Dtype::kU16);
   add(frame_sums, "frame sums f32", correlators::Dtype::kF32);
+  add(token_rows, "token rows u16", tokens::Kind::kUint16);
+  add(token_rows, "token rows i64", tokens::Kind::kInt64);
+  add(token_packing, "token packing, first-fit", tokens::Method::kFirstFit);
+  add(token_packing, "token packing, best-fit", tokens::Method::kBestFit);
   add(g2, "two-time g2 f64", xpcs::MatrixOp::kG2, false);
   add(g2, "two-time g2 f32", xpcs::MatrixOp::kG2, true);
   add(g2, "two-time residual f64", xpcs::MatrixOp::kResidual, false);

@@ -16,6 +16,7 @@ import click
 from jaxkern.cli.output import INTERRUPTED, PATH, combine, flag, json_option, option, print_json
 from jaxkern.cli.xpcs_command import XpcsCommand, command_options, print_warnings, report, written
 from jaxkern.cli.xpcs_correlate import correlate
+from jaxkern.cli.xpcs_fit_g2 import fit_g2
 from jaxkern.cli.xpcs_watch import watch
 from jaxkern.core.progress import ProgressBar
 
@@ -52,6 +53,7 @@ def xpcs() -> None:
 
 
 xpcs.add_command(correlate)
+xpcs.add_command(fit_g2)
 xpcs.add_command(watch)
 
 

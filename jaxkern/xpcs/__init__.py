@@ -78,6 +78,8 @@ from jaxkern.xpcs.model.normal import (
 from jaxkern.xpcs.model.ops import state_size
 from jaxkern.xpcs.model.speckles import SimulatedFrames, simulate_frames, simulate_photons
 from jaxkern.xpcs.model.twin import ROW_BLOCK
+from jaxkern.xpcs.onetime.fit import fit_g2
+from jaxkern.xpcs.onetime.result import G2Fit, PowerLaw
 
 __all__ = [
     "ROW_BLOCK",
@@ -104,6 +106,7 @@ __all__ = [
     "FitResult",
     "FitTimings",
     "FrameSource",
+    "G2Fit",
     "Geometry",
     "GrowingFrames",
     "LaminarFlow",
@@ -116,6 +119,7 @@ __all__ = [
     "Overview",
     "Parameter",
     "PixelCorrelations",
+    "PowerLaw",
     "Prepared",
     "QMap",
     "SimulatedFrames",
@@ -137,6 +141,7 @@ __all__ = [
     "curve_fit",
     "estimate_memory",
     "fit",
+    "fit_g2",
     "frame_window",
     "frames_to_keep",
     "g2",

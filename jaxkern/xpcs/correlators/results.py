@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from jaxkern.core.arguments import check_integer
 from jaxkern.xpcs.correlators.selection import BinLabels, FrameSelection
 from jaxkern.xpcs.detectors.qmap import QMap
+from jaxkern.xpcs.onetime.fit import fit_g2
+from jaxkern.xpcs.onetime.result import G2Fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +84,52 @@ class MultiTauResult(BinResult):
     g2_err: NDArray[np.float64]
     n_pairs: NDArray[np.int64]
     parts: tuple[MultiTauResult, ...] = ()
+
+    def fit_g2(self, model: Any = "exponential", **options: Any) -> G2Fit:
+        """Fit g2 of all bins, see `jaxkern.xpcs.fit_g2`.
+
+        With `parts`, errors come from a jackknife over them, which includes the correlation of the
+        noise between delays. Without, they are those of independent noise, which are too small.
+
+        Args:
+          model: "exponential", "stretched", "double", "shear-gaussian", "shear-sinc" or a function.
+          **options: share, bounds, loss and others of `jaxkern.xpcs.fit_g2`.
+
+        Raises:
+          ValueError: the time between frames is unknown, or as `jaxkern.xpcs.fit_g2`.
+
+        Example:
+          >>> import jaxkern as jk
+          >>> frames = jk.xpcs.simulate_frames([0.02, 0.1], n_frames=2000, pixels=100)
+          >>> r = jk.xpcs.multitau(frames, frames.qmap, parts=10, frame_time=1e-3)
+          >>> fit = r.fit_g2()
+          >>> fit.error_method, bool(abs(fit.params["rate"][0] - 20) < 4 * fit.errors["rate"][0])
+          ('jackknife over 10 parts of the run', True)
+        """
+        if self.tau is None:
+            raise ValueError(
+                "frame_time: expected the time between frames in s, for rates in 1/s, got None; "
+                "pass frame_time to multitau, or use jaxkern.xpcs.fit_g2 with the delays in frames"
+            )
+        labels = {"q": self.q, "phi": self.phi, "bins": self.bins, "g2_parts": self._part_curves()}
+        return fit_g2(self.tau, self.g2, self.g2_err, model=model, **{**labels, **options})
+
+    def _part_curves(self) -> NDArray[np.float64] | None:
+        """Return g2 of the parts at all delays [K, n_tau, n_bins], NaN at those they do not have.
+
+        Together the K parts have fewer pairs of long delays than the run, and more noise: their
+        distances from their mean are scaled to the number of pairs of the run.
+        """
+        if len(self.parts) < 2:
+            return None
+        curves = np.full((len(self.parts), *self.g2.shape), np.nan)
+        pairs = np.zeros((len(self.parts), len(self.delay)))
+        for k, part in enumerate(self.parts):
+            at = np.searchsorted(self.delay, part.delay)
+            curves[k, at], pairs[k, at] = part.g2, part.n_pairs
+        scale = np.sqrt(len(self.parts) * pairs / np.maximum(self.n_pairs, 1))
+        mean = curves.mean(0)
+        return np.asarray(mean + (curves - mean) * scale[:, :, None])
 
     def to_dict(self) -> dict[str, Any]:
         """Return all but the map and the overview as lists and Python numbers, for `json`."""

@@ -1,0 +1,1 @@
+"""Fits of one-time correlations g2(tau)."""
