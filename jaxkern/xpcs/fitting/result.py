@@ -71,7 +71,9 @@ class FitResult:
       physics: the model's parameters [p] in its own order.
       timings: `FitTimings`, in seconds.
       peak_memory: largest measured anonymous memory, bytes.
-      costs, start_costs: of the evaluated points, and of each start of a multistart, in order.
+      costs, start_costs: of the evaluated points, and of each start that was fitted to all data, if
+        there were several, in order.
+      search: which starts were tried.
       warnings: remarks on the result.
       held: names of the parameters that were not fitted.
       interrupted: True for the best result so far of a fit that Ctrl-C ended, see `FitInterrupted`.
@@ -103,6 +105,7 @@ class FitResult:
     costs: tuple[float, ...]
     warnings: tuple[str, ...] = ()
     start_costs: tuple[float, ...] = ()
+    search: str = ""
     pcov_independent: Array = field(default_factory=lambda: np.zeros((0, 0)))
     errors: str = "independent"
     error_passes: int = 0
@@ -148,6 +151,7 @@ class FitResult:
             *rows,
             f"  chi2 {self.chi2:.6g} over {self.count} points, reduced {self.reduced_chi2:.4g}",
             f"  sigma: {self.sigma_method}",
+            f"  starts: {self.search}",
             f"  compile {self.timings.compile:.2f} s, compute {self.timings.compute:.2f} s, "
             f"total {self.timings.total:.2f} s; {self.peak_memory / 2**20:.0f} MiB of memory",
         ]
@@ -248,6 +252,7 @@ def summarize(
     solution: Solution,
     jackknife: Jackknife,
     start_costs: tuple[float, ...],
+    search: str,
     begin: float,
     interrupted: str,
 ) -> FitResult:
@@ -341,6 +346,7 @@ def summarize(
         costs=solution.costs,
         warnings=tuple(notes),
         start_costs=start_costs if len(start_costs) > 1 else (),
+        search=search,
         keep=data.keep,
         held=tuple(name for name, free in zip(names, problem.free, strict=True) if not free),
         interrupted=bool(interrupted),

@@ -48,6 +48,7 @@ def fit_g2(
     f_scale: float | None = None,
     p0: Mapping[str, ArrayLike] | None = None,
     absolute_sigma: bool = False,
+    g2_groups: ArrayLike | None = None,
     g2_parts: ArrayLike | None = None,
     bins: ArrayLike | None = None,
     phi: ArrayLike | None = None,
@@ -84,9 +85,10 @@ def fit_g2(
         if there are no errors.
       p0: name -> starting value, a number or [n_bins], in place of those estimated from the data.
       absolute_sigma: as in `scipy.optimize.curve_fit`. It affects errors of independent noise.
-      g2_parts: [n_parts, n_tau, n_bins] g2 of equal parts of the run, with NaN at delays that they
-        do not have: errors then come from a jackknife over the parts, which includes the
-        correlation of the noise between delays.
+      g2_groups: [n_groups, n_tau, n_bins] g2 of groups of pixels of equal size: errors then come
+        from a jackknife over the groups, which includes the correlation of noise between delays.
+      g2_parts: [n_parts, n_tau, n_bins] the same for equal parts of the run, with NaN at delays
+        that they do not have.
       bins, phi: [n_bins] labels for the result.
 
     Raises:
@@ -120,7 +122,11 @@ def fit_g2(
     weight = np.zeros((n_tau, n_bins))
     used = np.isfinite(curves) & np.isfinite(errors) & (errors > SIGMA_FLOOR)
     weight[used] = 1.0 / errors[used]
-    parts = _check_parts(g2_parts, curves.shape)
+    if g2_groups is not None and g2_parts is not None:
+        raise ValueError("g2_parts: expected groups or parts, got both; pass one of them")
+    parts, kind = _check_parts(g2_groups, "g2_groups", curves.shape), "groups of pixels"
+    if g2_parts is not None:
+        parts, kind = _check_parts(g2_parts, "g2_parts", curves.shape), "parts of the run"
     deviations, common = _deviations(parts, errors, used)
     lower, upper = _bounds(plan, bounds)
     start = _starts(plan, p0, n_bins, lower, upper)
@@ -151,7 +157,8 @@ def fit_g2(
         reduced = np.where(freedom > 0, fitted.chi2 / freedom, np.inf)
     if g2_err is None:
         absolute_sigma = False
-    variance, method = _variance(fitted, noise, absolute_sigma, len(parts), g2_err is None)
+    variance = _variance(fitted, noise, absolute_sigma, len(parts), g2_err is None)
+    method = f"jackknife over {len(parts)} {kind}" if len(parts) else "independent"
     variance[:, [k for k, n in enumerate(plan.names) if n in order and held[order.index(n)]]] = 0.0
     values = fitted.values
     if decay.name == "double" and not plan.shared and not bounds:
@@ -211,15 +218,15 @@ def _per_bin(values: Any, name: str, n_bins: int) -> Any:
     return array
 
 
-def _check_parts(parts: Any, shape: tuple[int, ...]) -> Array:
+def _check_parts(parts: Any, name: str, shape: tuple[int, ...]) -> Array:
     if parts is None:
         return np.zeros((0, *shape))
     array = np.asarray(parts, np.float64)
     array = array.reshape(len(array), *shape) if array.size == len(array) * shape[0] else array
     if array.shape[1:] != shape or len(array) < 2:
         raise ValueError(
-            f"g2_parts: expected [n_parts, n_tau, n_bins] of at least 2 parts, with "
-            f"{list(shape)} as g2, got {list(array.shape)}"
+            f"{name}: expected [n, n_tau, n_bins] with n of at least 2 and {list(shape)} as g2, "
+            f"got {list(array.shape)}"
         )
     return array
 
@@ -376,21 +383,20 @@ def _check_function(plan: FitPlan, tau: Array) -> None:
 
 def _variance(
     fitted: FittedCurves, noise: Array, absolute_sigma: bool, n_parts: int, unit_errors: bool
-) -> tuple[Array, str]:
-    """Return the variances [n_bins, P] of the parameters, and the method in words."""
+) -> Array:
+    """Return the variances [n_bins, P] of the parameters."""
     scale = np.ones_like(noise) if absolute_sigma else noise
     with np.errstate(invalid="ignore"):
         independent = np.where(np.isinf(fitted.variance), np.inf, fitted.variance * scale[:, None])
     if not n_parts:
-        return independent, "independent"
+        return independent
     from scipy.special import stdtrit
 
     # The interval of one standard error has its coverage with the few parts, too.
     student = stdtrit(n_parts - 1, 0.8413447460685429) ** 2
     variance = student * (fitted.changes[:, :-1] ** 2).sum(1) / (n_parts * (n_parts - 1))
     variance += fitted.changes[:, -1] ** 2 * (noise[:, None] if unit_errors else 1.0)
-    variance = np.where(np.isfinite(independent), variance, np.inf)
-    return variance, f"jackknife over {n_parts} parts of the run"
+    return np.where(np.isfinite(independent), variance, np.inf)
 
 
 def _fast_first(plan: FitPlan, values: Array, variance: Array) -> tuple[Array, Array]:

@@ -14,11 +14,11 @@ from support.xpcs import fit_problems as problems
 
 import jaxkern as jk
 from jaxkern.xpcs.fitting import fit as fitting
-from jaxkern.xpcs.fitting.directions import _ThinnedProblem
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
 from jaxkern.xpcs.fitting.passes import PassProgram
 from jaxkern.xpcs.fitting.result import undetermined
 from jaxkern.xpcs.fitting.sampling import RowSample, resolve_noise, sample_rows
+from jaxkern.xpcs.fitting.search import _ThinnedProblem
 
 N = 60
 PHI = np.linspace(0.0, 157.5, 8)
@@ -93,14 +93,14 @@ def test_bounds_narrower_than_half_a_turn_are_respected():
 
 def test_a_good_start_is_not_moved(monkeypatch):
     moved = []
-    search = fitting.best_direction
+    search = fitting.find_starts
 
-    def spy(start, problem):
-        result = search(start, problem)
-        moved.append(result is not start)
-        return result
+    def spy(start, problem, effort):
+        starts, text = search(start, problem, effort)
+        moved.append(starts[0] is not start)
+        return starts, text
 
-    monkeypatch.setattr(fitting, "best_direction", spy)
+    monkeypatch.setattr(fitting, "find_starts", spy)
     data = photons(truth(4.0))
     fit(data)
     assert moved == [False]
