@@ -129,6 +129,7 @@ def fit_measurement(
         bounds=start.bounds or None,
         hold=start.hold,
         keep=measurement.keep,
+        search=how.search,
         solver=SolverOptions(allow_bounds=start.allow_bounds, **solver),
         errors=ErrorOptions(how.errors, how.absolute_sigma),
         streaming=StreamingOptions(**streaming),
