@@ -21,7 +21,7 @@ from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
 from jaxkern.xpcs.fitting.quality import check
 from jaxkern.xpcs.fitting.sampling import format_frames
-from jaxkern.xpcs.fitting.solver import Covariance, Solution, covariance
+from jaxkern.xpcs.fitting.solver import Covariance, Solution, covariance, weakest_direction
 from jaxkern.xpcs.model.models import Geometry
 
 Array = NDArray[np.float64]
@@ -291,7 +291,7 @@ def summarize(
         bounded = _at_bounds(x, *problem.bounds.solver, names, problem.free & ~excluded)
         notes = [f"{line}; its error is not meaningful" for line in bounded.values()]
         notes += rank_warnings(inverse, names)
-        reasons = _unusable(problem, x, pcov, bounded)
+        reasons = _unusable(problem, x, pcov, bounded, normal.jtj)
     if interrupted:
         reasons = [interrupted]
     else:
@@ -353,7 +353,9 @@ def summarize(
     )
 
 
-def _unusable(problem: FitProblem, x: Array, pcov: Array, bounded: dict[int, str]) -> list[str]:
+def _unusable(
+    problem: FitProblem, x: Array, pcov: Array, bounded: dict[int, str], jtj: Array
+) -> list[str]:
     """Return reasons why the physics [p] are unusable; contrast and offset are ignored."""
     names, scales = problem.layout.names, 2 * problem.layout.n_scales
     reasons = []
@@ -369,7 +371,13 @@ def _unusable(problem: FitProblem, x: Array, pcov: Array, bounded: dict[int, str
         for k in undetermined(x, errors, problem.bounds, physics)
     ]
     if values:
-        reasons.append(f"the data do not determine {', '.join(values)}: hold some, or fit fewer")
+        members, change = weakest_direction(jtj, physics)
+        along = ""
+        if len(members) > 1:
+            ratio = " : ".join(f"{number:.3g}" for number in change)
+            along = f" (chi2 changes least along {' : '.join(names[k] for k in members)} = {ratio})"
+        listed = ", ".join(values)
+        reasons.append(f"the data do not determine {listed}{along}: hold some, or fit fewer")
     return reasons
 
 

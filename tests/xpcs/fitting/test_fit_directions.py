@@ -129,6 +129,19 @@ def test_the_gradient_of_the_search(x64, power):
         assert -2 * result.jtr[k] == pytest.approx(slope, rel=1e-4, abs=1e-6 * result.cost / step)
 
 
+def test_the_undetermined_combination_is_named():
+    """With alpha = 0, D0 and D_offset are one rate, and only their sum is determined."""
+    data = photons(truth(37.0))
+    result = fit(data, hold=["alpha", "gamma_dot_t_offset"], p0={**RATES, "D_offset": 500.0})
+    assert not result.success
+    direction = result.message.split("chi2 changes least along ")[1].split(")")[0]
+    names, ratio = direction.split(" = ")
+    assert names == "D0 : D_offset"
+    first, second = map(float, ratio.split(" : "))
+    assert first == 1
+    assert second == pytest.approx(-1, abs=0.01)
+
+
 def test_a_static_sample_does_not_determine_a_flow():
     still = photons(truth(0.0, D0=20.0, gamma_dot_t0=1e-9), modes=3)
     result = fit(still, p0=None, hold=[])
