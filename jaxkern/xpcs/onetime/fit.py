@@ -419,36 +419,35 @@ def _messages(
     least_points: int,
 ) -> list[str]:
     """Return the reasons why the fit of each bin did not succeed; empty texts for the others."""
-    messages = []
-    for b, count in enumerate(n_points.tolist()):
-        reasons = []
-        if count < max(least_points, 1):
-            reasons.append(f"expected at least {max(least_points, 1)} points, got {count}")
-        elif not np.isfinite(fitted.cost[b]):
-            reasons.append("the model is not finite at the starting values; pass p0")
-        elif not fitted.converged[b]:
-            reasons.append(f"no convergence after {MOST_ITERATIONS} iterations; pass p0")
-        else:
-            for name, pair in limits.items():
-                reasons += _doubts(name, params[name][b], errors[name][b], pair)
-            if not reasons and "contrast" in params:
-                value, error = params["contrast"][b], errors["contrast"][b]
-                if not abs(value) >= _LEAST_CONTRAST * error:
-                    reasons.append(f"no decay: contrast {value:.3g} +/- {error:.2g}")
-        messages.append("; ".join(reasons))
-    return messages
+    reasons: list[list[str]] = [[] for _ in n_points]
+    pending = np.ones(len(n_points), bool)
 
+    def add(where: Any, text: str, *values: Any) -> None:
+        for b in np.flatnonzero(pending & where).tolist():
+            reasons[b].append(text.format(*(x[b] for x in values)))
 
-def _doubts(name: str, value: float, error: float, limits: tuple[float, float]) -> list[str]:
-    """Return a reason why a parameter is unusable, if there is one."""
-    low, high = limits
-    if low >= high or name == "baseline":
-        return []
-    if not error <= _LARGEST_ERROR * max(abs(value), np.finfo(float).tiny):
-        return [f"the data do not determine {name}"]
-    if name != "contrast":
-        tolerance = 1e-6 * (high - low if np.isfinite(high - low) else abs(value))
-        for bound, side in ((low, "lower"), (high, "upper")):
-            if abs(value - bound) <= tolerance:
-                return [f"{name} is at its {side} bound {bound:g}"]
-    return []
+    least = max(least_points, 1)
+    add(n_points < least, f"expected at least {least} points, got {{}}", n_points)
+    pending &= n_points >= least
+    infinite = ~np.isfinite(fitted.cost)
+    add(infinite, "the model is not finite at the starting values; pass p0")
+    pending &= ~infinite
+    add(~fitted.converged, f"no convergence after {MOST_ITERATIONS} iterations; pass p0")
+    pending &= fitted.converged
+    for name, (low, high) in limits.items():
+        value, error = params[name], errors[name]
+        if low >= high or name == "baseline":
+            continue
+        unknown = ~(error <= _LARGEST_ERROR * np.maximum(np.abs(value), np.finfo(float).tiny))
+        add(unknown, f"the data do not determine {name}")
+        if name != "contrast":
+            tolerance = 1e-6 * (high - low if np.isfinite(high - low) else np.abs(value))
+            for bound, side in ((low, "lower"), (high, "upper")):
+                text = f"{name} is at its {side} bound {bound:g}"
+                add(~unknown & (np.abs(value - bound) <= tolerance), text)
+    if "contrast" in params:
+        value, error = params["contrast"], errors["contrast"]
+        pending &= [not texts for texts in reasons]
+        none = ~(np.abs(value) >= _LEAST_CONTRAST * error)
+        add(none, "no decay: contrast {:.3g} +/- {:.2g}", value, error)
+    return ["; ".join(texts) for texts in reasons]
