@@ -277,7 +277,7 @@ __attribute__((noinline)) void add_residual(int64_t vectors, const double (*colu
 
 // Adds the sums of a row. s->normal.row.h is 1, and 0 for points without weight.
 template <bool kWeighted>
-inline void add_columns(const ComponentNormalWork& work, const TileWork& t, bool dropped,
+inline void add_columns(const ComponentNormalWork& work, const TileWork& t,
                         ComponentNormalScratch* s) {
   NormalScratch& normal = s->normal;
   const int64_t vectors = t.tile.vectors();
@@ -290,13 +290,6 @@ inline void add_columns(const ComponentNormalWork& work, const TileWork& t, bool
     chi += load(normal.chi + at);
   }
   normal.sum_chi += total(chi);
-  for (int32_t k = 2; dropped && k < basis; ++k) {
-    double* const values = s->columns[k];
-    for (int64_t v = 0; v < vectors; ++v) {
-      const Doubles one = load(normal.row.h + v * kDoubles);
-      store(values + v * kDoubles, one != 0.0 ? load(values + v * kDoubles) : Doubles{});
-    }
-  }
   for (int32_t k = 0; k < basis; k += 2) {
     const double (*left)[kPitch] = s->columns + k;
     double (*sums)[2][kDoubles] = s->gram[k / 2];
@@ -331,10 +324,14 @@ inline void component_normal(const ComponentNormalWork& work, int64_t row0, int6
     std::fill(normal.row.h, normal.row.h + t.tile.vectors() * kDoubles, 1.0);
     jacobian_columns(work, t.tile, row, s);
   };
-  const auto add = [&](bool dropped) {
-    t.weighted ? add_columns<true>(work, t, dropped, s) : add_columns<false>(work, t, dropped, s);
+  const auto add = [&] {
+    t.weighted ? add_columns<true>(work, t, s) : add_columns<false>(work, t, s);
   };
-  const auto row = [&](int64_t i) { process_row(work, t, row0, rows, i, &normal, evaluate, add); };
+  double* columns[kMaxComponentParameters];
+  for (int32_t k = 2; k < basis; ++k) columns[k - 2] = s->columns[k];
+  const auto row = [&](int64_t i) {
+    process_row(work, t, row0, rows, i, &normal, evaluate, add, columns, basis - 2);
+  };
   for_tiles(work, row0, rows, &t, &normal, [&] { clear_factors(work.model, &s->row); }, row, [] {});
   const auto sum = [&](int32_t k, int32_t l) { return total(load(s->gram[k / 2][l][k % 2])); };
   normal.sum_om = sum(0, 0);

@@ -179,12 +179,10 @@ inline void weigh_row(const NormalWork& work, const TileWork& t, double multipli
   }
 }
 
-// Zeroes the buffers of points without weight: columns outside of [first, end), the diagonal, and
-// masked frames.
+// Zeroes the points without weight in some buffers: columns outside of [first, end), the diagonal,
+// and masked frames.
 inline void drop_points(const NormalWork& work, const TileWork& t, int64_t row, int64_t first,
-                        int64_t end, NormalScratch* s) {
-  double* const buffers[] = {s->row.f, s->row.h, s->row.s, s->b, s->chi, s->om, s->cost, s->points};
-  const int used = t.weighted ? 8 : 5;
+                        int64_t end, double* const* buffers, int used) {
   const int64_t start = t.tile.start, lanes = t.tile.vectors() * kDoubles;
   for (int k = 0; k < used; ++k) {
     std::fill(buffers[k], buffers[k] + (first - start), 0.0);
@@ -198,11 +196,12 @@ inline void drop_points(const NormalWork& work, const TileWork& t, int64_t row, 
   }
 }
 
-// Processes one row of a tile: evaluate(row) computes s->row, and add(dropped) adds to the sums,
-// with true if buffers were zeroed by drop_points.
+// Processes one row of a tile: evaluate(row) computes s->row, and add() adds to the sums. Buffers
+// of the model with values of the points are `buffers`.
 template <typename Evaluate, typename Add>
 inline void process_row(const NormalWork& work, const TileWork& t, int64_t row0, int64_t rows,
-                        int64_t i, NormalScratch* s, const Evaluate& evaluate, const Add& add) {
+                        int64_t i, NormalScratch* s, const Evaluate& evaluate, const Add& add,
+                        double* const* buffers = nullptr, int count_of_buffers = 0) {
   const int64_t row = row0 + i, n = work.phases.n, start = t.tile.start;
   const int64_t end = start + t.tile.width;
   const bool upper = work.symmetric != Symmetric::kNo;
@@ -235,7 +234,12 @@ inline void process_row(const NormalWork& work, const TileWork& t, int64_t row0,
   const int64_t width = t.tile.vectors() * kDoubles;
   const bool drop =
       first != start || end != start + width || (row >= start && row < end) || t.masked;
-  if (drop) drop_points(work, t, row, first, end, s);
+  if (drop) {
+    double* const points[] = {s->row.f, s->row.h, s->row.s, s->b,
+                              s->chi,   s->om,    s->cost,  s->points};
+    drop_points(work, t, row, first, end, points, t.weighted ? 8 : 5);
+    drop_points(work, t, row, first, end, buffers, count_of_buffers);
+  }
   double count = 0;
   if (t.weighted) {
     double cost = 0;
@@ -247,7 +251,7 @@ inline void process_row(const NormalWork& work, const TileWork& t, int64_t row0,
   }
   s->sum_count += count;
   if (upper && !t.pairs) s->sum_mirrored += count;
-  add(drop);
+  add();
 }
 
 // Calls begin() before the rows of each tile, row(i) for each of them, and end() after them, with
@@ -344,7 +348,7 @@ inline void normal_block(const NormalWork& work, int64_t row0, int64_t rows, dou
     }
   };
   const auto row = [&](int64_t i) {
-    process_row(work, t, row0, rows, i, s, evaluate, [&](bool) { add_row(t, layout, i, s); });
+    process_row(work, t, row0, rows, i, s, evaluate, [&] { add_row(t, layout, i, s); });
   };
   for_tiles(work, row0, rows, &t, s, begin, row, [&] { contract_columns(t, layout, s); });
   contract_rows(layout, rows, s);
