@@ -262,6 +262,78 @@ Case normal(const char* name, xpcs::DataType type, xpcs::Symmetric symmetric) {
           }};
 }
 
+// Two components with the 18 tangents of TwoComponent: 4 parameters of both weights, 3 of each
+// decay, 4 of the phase of one.
+struct TwoComponents {
+  static constexpr int64_t kStride = Angle::kTimes + xpcs::kPadding;
+  Angle angle;
+  std::vector<double> values = std::vector<double>(3 * 2 * Angle::kTimes, -.3);
+  std::unique_ptr<xpcs::ComponentModels> models;
+  std::vector<xpcs::ComponentTangent> tangents;
+  std::vector<double> table = std::vector<double>(kStride, .5);
+
+  TwoComponents() {
+    for (int64_t i = 0; i < 2 * Angle::kTimes; ++i) {
+      values[2 * Angle::kTimes + i] = 1e-3 * static_cast<double>(i);
+      values[4 * Angle::kTimes + i] = .02 * static_cast<double>(i);
+    }
+    std::vector<xpcs::Reals> tables[xpcs::kComponentTables];
+    for (int64_t k = 0; k < 3; ++k) {
+      tables[k].push_back({values.data() + k * 2 * Angle::kTimes, false});
+    }
+    models = std::make_unique<xpcs::ComponentModels>(angle.executor, Angle::kTimes, 2, tables);
+    const auto add = [&](int32_t first, int32_t count, int32_t component, auto kind) {
+      for (int32_t p = first; p < first + count; ++p) {
+        tangents.push_back({p, component, kind, table.data()});
+      }
+    };
+    add(0, 3, 0, xpcs::kDecayTable);
+    add(3, 3, 1, xpcs::kDecayTable);
+    add(6, 4, 1, xpcs::kPhaseTable);
+    for (int32_t p = 10; p < 14; ++p) {
+      add(p, 1, 0, xpcs::kWeightTable);
+      add(p, 1, 1, xpcs::kWeightTable);
+    }
+  }
+
+  template <typename Work>
+  Work work() {
+    Work work;
+    work.phases.n = Angle::kTimes;
+    work.model = (*models)[0];
+    work.contrast = .3;
+    work.offset = 1;
+    work.sigma = .1;
+    return work;
+  }
+};
+
+Case component_g2(const char* name) {
+  const auto two = std::make_shared<TwoComponents>();
+  return {name, Angle::kTimes * Angle::kTimes, [=] {
+            auto work = two->work<xpcs::ComponentMatrixWork>();
+            work.out = two->angle.out.data();
+            xpcs::component_matrix(two->angle.executor, xpcs::MatrixOp::kG2, {work});
+          }};
+}
+
+Case component_normal(const char* name, xpcs::Symmetric symmetric) {
+  const auto two = std::make_shared<TwoComponents>();
+  return {name, Angle::kTimes * Angle::kTimes, [=] {
+            auto work = two->work<xpcs::ComponentNormalWork>();
+            work.layout = {0, 14};
+            work.keep = two->angle.keep.data();
+            work.kept = two->angle.kept.data();
+            work.rows = Angle::kTimes;
+            work.data = two->angle.data.get();
+            work.symmetric = symmetric;
+            work.tangents = two->tangents.data();
+            work.tangent_count = static_cast<int32_t>(two->tangents.size());
+            std::vector<double> state(static_cast<size_t>(work.layout.size()));
+            xpcs::component_normal_equations(two->angle.executor, {work}, {state.data()});
+          }};
+}
+
 Case token_rows(const char* name, tokens::Kind kind) {
   constexpr int64_t kRows = 16, kLength = 1024, kPiece = 128;
   const auto in = random_memory(8 * kRows * kLength), out = random_memory(13 * kRows * kLength);
@@ -357,6 +429,9 @@ std::vector<std::function<Case()>> cases() {
   add(normal, "normal equations f64", xpcs::DataType::kF64, xpcs::Symmetric::kNo);
   add(normal, "normal equations f64, symmetric", xpcs::DataType::kF64, xpcs::Symmetric::kYes);
   add(normal, "normal equations f16", xpcs::DataType::kF16, xpcs::Symmetric::kNo);
+  add(component_g2, "two components g2 f64");
+  add(component_normal, "two components normal equations f64", xpcs::Symmetric::kNo);
+  add(component_normal, "two components normal equations f64, symmetric", xpcs::Symmetric::kYes);
   return all;
 }
 

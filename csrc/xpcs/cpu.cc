@@ -90,29 +90,77 @@ std::vector<double> padded(const Reals& tables, int64_t count, int64_t n) {
   return result;
 }
 
-void normal_equations(const Executor& executor, const std::vector<NormalWork>& work,
-                      const std::vector<double*>& states) {
+ComponentModels::ComponentModels(const Executor& executor, int64_t n, int32_t count,
+                                 const std::vector<Reals> (&tables)[kComponentTables])
+    : count_(count) {
+  const int64_t samples = static_cast<int64_t>(tables[0].size()), stride = n + kPadding;
+  values_.resize(samples * count * kComponentTables * stride);
+  components_.resize(samples * count);
+  parallel_for(executor, samples * count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      double* const a = values_.data() + k * kComponentTables * stride;
+      double *const real = a + stride, *const imaginary = real + stride;
+      const int64_t sample = k / count, first = k % count * n;
+      for (int64_t i = 0; i < n; ++i) {
+        const double weight = std::exp(tables[kWeightTable][sample][first + i]);
+        const double phase = tables[kPhaseTable][sample][first + i];
+        a[i] = 0.5 * tables[kDecayTable][sample][first + i];
+        real[i] = weight * std::cos(phase);
+        imaginary[i] = weight * std::sin(phase);
+      }
+      components_[k] = {{n, 0, false, a, nullptr, nullptr, nullptr}, real, imaginary};
+    }
+  });
+}
+
+namespace {
+
+template <typename Work, typename Block>
+void sum_blocks(const Executor& executor, const std::vector<Work>& work,
+                const std::vector<double*>& states, const Block& run) {
   std::vector<AngleRows> angles;
   for (size_t k = 0; k < work.size(); ++k) {
     angles.push_back({work[k].rows, work[k].layout.size(), states[k]});
   }
   for_row_blocks(executor, angles, [&](const RowBlock& block) {
-    const NormalWork& w = work[block.angle];
-    normal_block(w, w.first_row + block.row, block.rows, block.sums,
-                 thread_scratch<kScratchBytes>());
+    const Work& w = work[block.angle];
+    run(w, w.first_row + block.row, block.rows, block.sums, thread_scratch<kScratchBytes>());
   });
 }
 
-void matrix(const Executor& executor, MatrixOp op, const std::vector<MatrixWork>& work,
-            double (*sums)[2]) {
+template <typename Work, typename Block>
+void run_blocks(const Executor& executor, MatrixOp op, const std::vector<Work>& work,
+                double (*sums)[2], const Block& run) {
   std::vector<AngleRows> angles;
   for (size_t k = 0; k < work.size(); ++k) {
     angles.push_back({work[k].phases.n, 2, sums == nullptr ? nullptr : sums[k]});
   }
   for_row_blocks(executor, angles, [&](const RowBlock& block) {
-    matrix_block(op, work[block.angle], block.row, block.rows, block.sums,
-                 thread_scratch<kScratchBytes>());
+    run(op, work[block.angle], block.row, block.rows, block.sums, thread_scratch<kScratchBytes>());
   });
+}
+
+}  // namespace
+
+void normal_equations(const Executor& executor, const std::vector<NormalWork>& work,
+                      const std::vector<double*>& states) {
+  sum_blocks(executor, work, states, normal_block);
+}
+
+void component_normal_equations(const Executor& executor,
+                                const std::vector<ComponentNormalWork>& work,
+                                const std::vector<double*>& states) {
+  sum_blocks(executor, work, states, component_normal_block);
+}
+
+void matrix(const Executor& executor, MatrixOp op, const std::vector<MatrixWork>& work,
+            double (*sums)[2]) {
+  run_blocks(executor, op, work, sums, matrix_block);
+}
+
+void component_matrix(const Executor& executor, MatrixOp op,
+                      const std::vector<ComponentMatrixWork>& work, double (*sums)[2]) {
+  run_blocks(executor, op, work, sums, component_matrix_block);
 }
 
 }  // namespace jaxkern::xpcs

@@ -30,6 +30,29 @@ std::vector<double> padded(const Reals& tables, int64_t count, int64_t n);
 void normal_equations(const Executor& executor, const std::vector<NormalWork>& work,
                       const std::vector<double*>& states);
 
+// The tables of the components of some samples, in double and padded.
+class ComponentModels {
+ public:
+  // tables[kind][k] are the values [count, n] of sample k.
+  ComponentModels(const Executor& executor, int64_t n, int32_t count,
+                  const std::vector<Reals> (&tables)[kComponentTables]);
+  ComponentModel operator[](int64_t sample) const {
+    return {components_.data() + sample * count_, count_};
+  }
+
+ private:
+  int32_t count_;
+  std::vector<double> values_;
+  std::vector<Component> components_;
+};
+
+// As normal_equations and matrix, for models of components.
+void component_normal_equations(const Executor& executor,
+                                const std::vector<ComponentNormalWork>& work,
+                                const std::vector<double*>& states);
+void component_matrix(const Executor& executor, MatrixOp op,
+                      const std::vector<ComponentMatrixWork>& work, double (*sums)[2] = nullptr);
+
 // Runs a matrix op over every angle. The cotangent also adds those of contrast and offset to
 // sums[k].
 void matrix(const Executor& executor, MatrixOp op, const std::vector<MatrixWork>& work,

@@ -63,7 +63,7 @@ inline void fill_factors(const Phases& phases, const Tile& tile, double referenc
                          ColumnFactors* factors) {
   factors->reference = reference;
   factors->filled = true;
-  for (int64_t v = 0; v < tile.vectors(); ++v) {
+  for (int64_t v = 0, vectors = tile.vectors(); v < vectors; ++v) {
     const Doubles twice = 2.0 * (load(phases.a + tile.start + v * kDoubles) - reference);
     if constexpr (kSide != Side::kRight) {
       store(factors->rising + v * kDoubles, exponential(600.0 < twice ? splat(600.0) : twice));
@@ -94,7 +94,7 @@ JAXKERN_HD void evaluate(const Phases& phases, const Tile& tile, int64_t row,
   double x = 0, sin_x = 0, cos_x = 0;
   if constexpr (kPower != 0)
     x = phases.x[row], sin_x = phases.sin_x[row], cos_x = phases.cos_x[row];
-  for (int64_t v = 0; v < tile.vectors(); ++v) {
+  for (int64_t v = 0, vectors = tile.vectors(); v < vectors; ++v) {
     const int64_t at = v * kDoubles, column = tile.start + at;
     Doubles f;
     if constexpr (kSide == Side::kRight) {

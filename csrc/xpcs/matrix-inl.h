@@ -126,22 +126,16 @@ inline void cotangent_row(const MatrixWork& work, const Tile& tile, int64_t row,
   if (work.phases.power != 0) work.phase_x[row] += work.contrast * total(x);
 }
 
-template <bool kTangent>
-inline void symmetric_rows(const MatrixWork& work, int64_t row0, int64_t rows, MatrixScratch* s) {
+// Writes the upper part of a row block and its mirror image. begin() is called before the rows of
+// each tile, and value(tile, row, out) computes a row.
+template <typename Begin, typename Value>
+inline void symmetric_rows(const MatrixWork& work, int64_t row0, int64_t rows, MatrixScratch* s,
+                           const Begin& begin, const Value& value) {
   const int64_t n = work.phases.n;
   for (int64_t start = row0; start < n; start += kTile) {
     const Tile tile = {start, std::min(kTile, n - start)};
-    // With kRight, values below the diagonal are wrong; they are replaced below.
-    const Side side = kTangent || !work.phases.increasing ? Side::kMixed : Side::kRight;
-    s->factors.filled = false;
-    for (int64_t i = 0; i < rows; ++i) {
-      evaluate_row<kTangent>(work.phases, tile, side, row0 + i, &s->factors, &s->row);
-      if constexpr (kTangent) {
-        tangent_row(work, tile, row0 + i, &s->row, s->tile[i]);
-      } else {
-        g2_row(work, tile, s->row, s->tile[i]);
-      }
-    }
+    begin();
+    for (int64_t i = 0; i < rows; ++i) value(tile, row0 + i, s->tile[i]);
     const int64_t square = start == row0 ? rows : 0;  // size of the square on the diagonal
     for (int64_t i = 0; i < square; ++i) {
       for (int64_t j = 0; j < i; ++j) s->tile[i][j] = s->tile[j][i];
@@ -154,6 +148,30 @@ inline void symmetric_rows(const MatrixWork& work, int64_t row0, int64_t rows, M
       write_matrix(work, (start + j) * n + row0, rows, s->columns[j]);
     }
   }
+}
+
+template <bool kTangent>
+inline void symmetric_rows(const MatrixWork& work, int64_t row0, int64_t rows, MatrixScratch* s) {
+  // With kRight, values below the diagonal are wrong; they are replaced by their mirror image.
+  const Side side = kTangent || !work.phases.increasing ? Side::kMixed : Side::kRight;
+  const auto value = [&](const Tile& tile, int64_t row, double* out) {
+    evaluate_row<kTangent>(work.phases, tile, side, row, &s->factors, &s->row);
+    if constexpr (kTangent) {
+      tangent_row(work, tile, row, &s->row, out);
+    } else {
+      g2_row(work, tile, s->row, out);
+    }
+  };
+  symmetric_rows(work, row0, rows, s, [&] { s->factors.filled = false; }, value);
+}
+
+// Reads the columns [row0, row0 + rows) of a tile's rows into s->mirror, transposed.
+inline void read_mirror(const MatrixWork& work, const Tile& tile, int64_t row0, int64_t rows,
+                        MatrixScratch* s) {
+  for (int64_t j = 0; j < tile.width; ++j) {
+    read_reals(work.data, (tile.start + j) * work.phases.n + row0, rows, s->columns[j]);
+  }
+  transpose(s->columns[0], kRowBlock, tile.width, rows, s->mirror[0], kPitch);
 }
 
 inline void full_rows(MatrixOp op, const MatrixWork& work, int64_t row0, int64_t rows, double* sums,
@@ -172,12 +190,7 @@ inline void full_rows(MatrixOp op, const MatrixWork& work, int64_t row0, int64_t
                       : start >= row0 + rows               ? Side::kRight
                                                            : Side::kMixed;
     s->factors.filled = false;
-    if (cotangent) {
-      for (int64_t j = 0; j < tile.width; ++j) {
-        read_reals(work.data, (start + j) * n + row0, rows, s->columns[j]);
-      }
-      transpose(s->columns[0], kRowBlock, tile.width, rows, s->mirror[0], kPitch);
-    }
+    if (cotangent) read_mirror(work, tile, row0, rows, s);
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t row = row0 + i;
       if (cotangent) {

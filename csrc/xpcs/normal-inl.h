@@ -65,7 +65,7 @@ inline void reduce_row(const TileWork& work, int64_t i, NormalScratch* s) {
     rows[sum] += q;
     store(s->column[sum] + at, load(s->column[sum] + at) + q);
   };
-  for (int64_t v = 0; v < work.tile.vectors(); ++v) {
+  for (int64_t v = 0, vectors = work.tile.vectors(); v < vectors; ++v) {
     const int64_t at = v * kDoubles;
     const Doubles f = load(s->row.f + at), b = load(s->b + at);
     const Doubles sign_f = kMixed ? load(s->row.s + at) : f;
@@ -112,7 +112,7 @@ template <bool kWeighted, bool kSlopes, bool kMixed, bool kShear, int kTables>
 inline void cross_tables(const TileWork& work, int64_t i, int32_t first, NormalScratch* s) {
   Doubles same[kTables], mixed[kTables];
   for (int k = 0; k < kTables; ++k) same[k] = mixed[k] = Doubles{};  // an initializer calls memset
-  for (int64_t v = 0; v < work.tile.vectors(); ++v) {
+  for (int64_t v = 0, vectors = work.tile.vectors(); v < vectors; ++v) {
     const int64_t at = v * kDoubles;
     const Doubles sign_f = load((kMixed ? s->row.s : s->row.f) + at);
     const Doubles om = kWeighted ? load(s->om + at) : Doubles{};

@@ -137,7 +137,7 @@ inline bool compare_mirrored(const NormalWork& work, const Tile& tile, int64_t r
 // Computes b and chi of unweighted points; `second` is the mirrored data if it differs.
 inline void residual_row(const NormalWork& work, const TileWork& t, const double* data,
                          const double* second, NormalScratch* s) {
-  for (int64_t v = 0; v < t.tile.vectors(); ++v) {
+  for (int64_t v = 0, vectors = t.tile.vectors(); v < vectors; ++v) {
     const int64_t at = v * kDoubles;
     const Doubles model = work.offset + work.contrast * load(s->row.f + at);
     const Doubles r = load(data + at) - model;
@@ -156,7 +156,7 @@ inline void residual_row(const NormalWork& work, const TileWork& t, const double
 // Adds om, b, chi and multiplicity of weighted points to the buffers.
 inline void weigh_row(const NormalWork& work, const TileWork& t, double multiplicity,
                       const double* data, const double* sigma, NormalScratch* s) {
-  for (int64_t v = 0; v < t.tile.vectors(); ++v) {
+  for (int64_t v = 0, vectors = t.tile.vectors(); v < vectors; ++v) {
     const int64_t at = v * kDoubles;
     const Doubles deviation = sigma != nullptr ? load(sigma + at) : splat(work.sigma);
     const Mask out = ~(deviation > kLeastSigma);  // NaN too
@@ -179,12 +179,10 @@ inline void weigh_row(const NormalWork& work, const TileWork& t, double multipli
   }
 }
 
-// Zeroes the buffers of points without weight: columns outside of [first, end), the diagonal, and
-// masked frames.
+// Zeroes the points without weight in some buffers: columns outside of [first, end), the diagonal,
+// and masked frames.
 inline void drop_points(const NormalWork& work, const TileWork& t, int64_t row, int64_t first,
-                        int64_t end, NormalScratch* s) {
-  double* const buffers[] = {s->row.f, s->row.h, s->row.s, s->b, s->chi, s->om, s->cost, s->points};
-  const int used = t.weighted ? 8 : 5;
+                        int64_t end, double* const* buffers, int used) {
   const int64_t start = t.tile.start, lanes = t.tile.vectors() * kDoubles;
   for (int k = 0; k < used; ++k) {
     std::fill(buffers[k], buffers[k] + (first - start), 0.0);
@@ -198,19 +196,18 @@ inline void drop_points(const NormalWork& work, const TileWork& t, int64_t row, 
   }
 }
 
-// Processes one row of a tile: model, residuals, and sums.
+// Processes one row of a tile: evaluate(row) computes s->row, and add() adds to the sums. Buffers
+// of the model with values of the points are `buffers`.
+template <typename Evaluate, typename Add>
 inline void process_row(const NormalWork& work, const TileWork& t, int64_t row0, int64_t rows,
-                        int64_t i, NormalScratch* s) {
+                        int64_t i, NormalScratch* s, const Evaluate& evaluate, const Add& add,
+                        double* const* buffers = nullptr, int count_of_buffers = 0) {
   const int64_t row = row0 + i, n = work.phases.n, start = t.tile.start;
   const int64_t end = start + t.tile.width;
   const bool upper = work.symmetric != Symmetric::kNo;
   const int64_t first = upper ? std::clamp(row + 1, start, end) : start;
   if (first == end || !work.keep[row]) return;
-  if (work.layout.tables_x > 0) {
-    evaluate_row<true>(work.phases, t.tile, t.side, row, &s->factors, &s->row);
-  } else {
-    evaluate_row<false>(work.phases, t.tile, t.side, row, &s->factors, &s->row);
-  }
+  evaluate(row);
   const bool compared = work.symmetric == Symmetric::kAuto;
   const int64_t at = (row - work.first_row) * n + start;
   const double* data = compared ? s->here[i] : s->data;
@@ -235,8 +232,13 @@ inline void process_row(const NormalWork& work, const TileWork& t, int64_t row0,
     residual_row(work, t, data, second, s);
   }
   const int64_t width = t.tile.vectors() * kDoubles;
-  if (first != start || end != start + width || (row >= start && row < end) || t.masked) {
-    drop_points(work, t, row, first, end, s);
+  const bool drop =
+      first != start || end != start + width || (row >= start && row < end) || t.masked;
+  if (drop) {
+    double* const points[] = {s->row.f, s->row.h, s->row.s, s->b,
+                              s->chi,   s->om,    s->cost,  s->points};
+    drop_points(work, t, row, first, end, points, t.weighted ? 8 : 5);
+    drop_points(work, t, row, first, end, buffers, count_of_buffers);
   }
   double count = 0;
   if (t.weighted) {
@@ -249,7 +251,34 @@ inline void process_row(const NormalWork& work, const TileWork& t, int64_t row0,
   }
   s->sum_count += count;
   if (upper && !t.pairs) s->sum_mirrored += count;
-  add_row(t, work.layout, i, s);
+  add();
+}
+
+// Calls begin() before the rows of each tile, row(i) for each of them, and end() after them, with
+// the options of the tile in `t`.
+template <typename Begin, typename Row, typename End>
+inline void for_tiles(const NormalWork& work, int64_t row0, int64_t rows, TileWork* t,
+                      NormalScratch* s, const Begin& begin, const Row& row, const End& end) {
+  const int64_t n = work.phases.n;
+  const bool upper = work.symmetric != Symmetric::kNo;
+  t->weighted = work.sigma_matrix.data != nullptr || work.loss != Loss::kLinear;
+  t->multiplicity = upper ? 2 : 1;
+  s->sum_om = s->sum_f = s->sum_ff = s->sum_b = s->sum_fb = 0;
+  s->sum_chi = s->sum_cost = s->sum_count = s->sum_mirrored = 0;
+  for (int64_t start = upper ? row0 : 0; start < n; start += kTile) {
+    t->tile = {start, std::min(kTile, n - start)};
+    // In the upper triangle all used columns are after the row, also in the tile of the diagonal.
+    t->side = !work.phases.increasing         ? Side::kMixed
+              : upper || start >= row0 + rows ? Side::kRight
+              : start + t->tile.width <= row0 ? Side::kLeft
+                                              : Side::kMixed;
+    t->masked = work.kept[start + t->tile.width] - work.kept[start] != t->tile.width;
+    t->pairs = work.symmetric == Symmetric::kAuto &&
+               !compare_mirrored(work, t->tile, row0, rows, work.sigma_matrix.data != nullptr, s);
+    begin();
+    for (int64_t i = 0; i < rows; ++i) row(i);
+    end();
+  }
 }
 
 // Packs the sums of the block, with the signs and factors of the columns and the common weight.
@@ -285,15 +314,11 @@ inline void write_state(const NormalWork& work, bool weighted, double* state, No
 inline void normal_block(const NormalWork& work, int64_t row0, int64_t rows, double* state,
                          NormalScratch* s) {
   const StateLayout& layout = work.layout;
-  const int64_t n = work.phases.n;
   const int32_t tables = layout.tables_a + layout.tables_x, basis = layout.basis();
   std::fill(state, state + layout.size(), 0.0);
   TileWork t;
-  t.weighted = work.sigma_matrix.data != nullptr || work.loss != Loss::kLinear;
   if (work.sigma_matrix.data == nullptr && !(work.sigma > kLeastSigma)) return;
   t.slopes = layout.tables_x > 0;
-  const bool upper = work.symmetric != Symmetric::kNo;
-  t.multiplicity = upper ? 2 : 1;
   std::memset(s->row_sum, 0, sizeof s->row_sum);
   for (int32_t k = 0; k < tables; ++k) {
     const double* table = work.tables + k * work.stride();
@@ -304,30 +329,28 @@ inline void normal_block(const NormalWork& work, int64_t row0, int64_t rows, dou
   }
   std::fill(s->gram, s->gram + basis * basis, 0.0);
   std::fill(s->rhs, s->rhs + basis, 0.0);
-  s->sum_om = s->sum_f = s->sum_ff = s->sum_b = s->sum_fb = 0;
-  s->sum_chi = s->sum_cost = s->sum_count = s->sum_mirrored = 0;
-
-  for (int64_t start = upper ? row0 : 0; start < n; start += kTile) {
-    t.tile = {start, std::min(kTile, n - start)};
-    // In the upper triangle all used columns are after the row, also in the tile of the diagonal.
-    t.side = !work.phases.increasing         ? Side::kMixed
-             : upper || start >= row0 + rows ? Side::kRight
-             : start + t.tile.width <= row0  ? Side::kLeft
-                                             : Side::kMixed;
-    t.masked = work.kept[start + t.tile.width] - work.kept[start] != t.tile.width;
-    t.pairs = work.symmetric == Symmetric::kAuto &&
-              !compare_mirrored(work, t.tile, row0, rows, work.sigma_matrix.data != nullptr, s);
+  const auto begin = [&] {
     s->factors.filled = false;
     for (int32_t k = 0; k < tables; ++k) {
       const double* table = work.tables + k * work.stride();
-      for (int64_t v = 0; v < t.tile.vectors(); ++v) {
-        store(s->table[k] + v * kDoubles, load(table + start + v * kDoubles) - table[row0]);
+      for (int64_t v = 0, vectors = t.tile.vectors(); v < vectors; ++v) {
+        const int64_t at = v * kDoubles;
+        store(s->table[k] + at, load(table + t.tile.start + at) - table[row0]);
       }
     }
     std::memset(s->column, 0, sizeof s->column);
-    for (int64_t i = 0; i < rows; ++i) process_row(work, t, row0, rows, i, s);
-    contract_columns(t, layout, s);
-  }
+  };
+  const auto evaluate = [&](int64_t row) {
+    if (layout.tables_x > 0) {
+      evaluate_row<true>(work.phases, t.tile, t.side, row, &s->factors, &s->row);
+    } else {
+      evaluate_row<false>(work.phases, t.tile, t.side, row, &s->factors, &s->row);
+    }
+  };
+  const auto row = [&](int64_t i) {
+    process_row(work, t, row0, rows, i, s, evaluate, [&] { add_row(t, layout, i, s); });
+  };
+  for_tiles(work, row0, rows, &t, s, begin, row, [&] { contract_columns(t, layout, s); });
   contract_rows(layout, rows, s);
   write_state(work, t.weighted, state, s);
 }

@@ -55,6 +55,13 @@ struct OpOperands {
     results.push_back(*buffer);
     return call.result(name, *buffer, real, core);
   }
+  // One sigma for a sample, or one for each of its points: [] or [rows, n].
+  Operand read_sigma(In sigma, int32_t rank, int64_t rows, int64_t n) {
+    if (rank != 0 && rank != 2) {
+      call.fail("attribute 'sigma_rank'", "0 or 2", std::to_string(rank));
+    }
+    return rank == 0 ? reals("sigma", sigma, {}) : reals("sigma", sigma, {rows, n});
+  }
 };
 
 // Operands of ops whose sample is one angle.
@@ -63,7 +70,6 @@ struct AngleOperands : OpOperands {
   const int64_t n;
   Operand x, contrast;
 
- protected:
   AngleOperands(const char* op, Out result, size_t core_rank, In a, In x, In contrast,
                 int32_t shear_power)
       : OpOperands(op, result, core_rank, shear_power),
@@ -75,13 +81,38 @@ struct AngleOperands : OpOperands {
       call.fail("operand 'A'", "at most 2^30 frames", std::to_string(n));
     }
   }
+};
 
-  // One sigma for a sample, or one for each of its points: [] or [rows, n].
-  Operand read_sigma(In sigma, int32_t rank, int64_t rows) {
-    if (rank != 0 && rank != 2) {
-      call.fail("attribute 'sigma_rank'", "0 or 2", std::to_string(rank));
+// Operands of ops of models of components; a sample is one angle.
+struct ComponentOperands : OpOperands {
+  Operand tables[kComponentTables];  // B, A and P
+  const int64_t count, n;
+  Operand contrast;
+
+  ComponentOperands(const char* op, Out result, size_t core_rank, In weight, In decay, In phase,
+                    In contrast)
+      : OpOperands(op, result, core_rank, 0),
+        tables{reals("weight", weight, {kAnySize, kAnySize}), {}, {}},
+        count(tables[0].core[0]),
+        n(tables[0].core[1]),
+        contrast(reals("contrast", contrast, {})) {
+    tables[kDecayTable] = reals("decay", decay, {count, n});
+    tables[kPhaseTable] = reals("phase", phase, {count, n});
+    if (count < 1 || count > kMaxComponents) {
+      call.fail("operand 'weight'", "1 to " + std::to_string(kMaxComponents) + " components",
+                std::to_string(count));
     }
-    return rank == 0 ? reals("sigma", sigma, {}) : reals("sigma", sigma, {rows, n});
+    if (n > kMaxFrames) {
+      call.fail("operand 'weight'", "at most 2^30 frames", std::to_string(n));
+    }
+  }
+
+ protected:
+  void read_tables(const char* const (&names)[kComponentTables], In weight, In decay, In phase,
+                   Operand (&to)[kComponentTables]) {
+    to[kWeightTable] = reals(names[kWeightTable], weight, {count, n});
+    to[kDecayTable] = reals(names[kDecayTable], decay, {count, n});
+    to[kPhaseTable] = reals(names[kPhaseTable], phase, {count, n});
   }
 };
 
@@ -182,7 +213,7 @@ struct TwoTimeResidual : AngleOperands {
       : AngleOperands("jaxkern.two_time_residual", out, 2, a, x, contrast, shear_power),
         offset(reals("offset", offset, {})),
         data(reals("data", data, {n, n})),
-        sigma(read_sigma(sigma, sigma_rank, n)),
+        sigma(read_sigma(sigma, sigma_rank, n, n)),
         out(result("out", out, {n, n})),
         sigma_rank(sigma_rank) {}
 };
@@ -221,15 +252,80 @@ struct TwoTimeG2At : OpOperands {
         out(result("out", out, {points})) {}
 };
 
-struct TwoTimeNormalEquations : AngleOperands {
-  Operand tangents_a, tangents_x, offset, data, quantization, sigma, keep, f_scale, first_row,
-      initial, state;
+// The operands of normal equations after those of the model, which are in Base.
+template <typename Base>
+struct NormalOperands : Base {
+  using Base::call;
+  using Base::n;
+  Operand offset, data, quantization, sigma, keep, f_scale, first_row, initial, state;
   const int64_t rows;
   const Loss loss;
   const Symmetric symmetric;
   const int32_t sigma_rank;
   StateLayout layout{};
   DataType data_type = DataType::kF64;
+
+ protected:
+  NormalOperands(Base base, In offset, In data, In quantization, In sigma, In keep, In f_scale,
+                 In first_row, int32_t loss, int32_t symmetric, int32_t sigma_rank)
+      : Base(std::move(base)),
+        offset(this->reals("offset", offset, {})),
+        data(call.operand("data", data, ffi::DataType::INVALID, {kAnySize, n})),
+        quantization(this->reals("quantization", quantization, {2})),
+        sigma(this->read_sigma(sigma, sigma_rank, this->data.core[0], n)),
+        keep(call.operand("keep", keep, ffi::U8, {n})),
+        f_scale(this->reals("f_scale", f_scale, {})),
+        first_row(call.operand("first_row", first_row, ffi::S32, {})),
+        rows(this->data.core[0]),
+        loss(static_cast<Loss>(loss)),
+        symmetric(static_cast<Symmetric>(symmetric)),
+        sigma_rank(sigma_rank) {
+    check_choice("loss", loss, kLosses);
+    check_choice("symmetric", symmetric, 3);
+    read_data_type();
+    if (call.ok() && rows > n) {
+      call.fail("operand 'data'", "at most " + std::to_string(n) + " rows",
+                std::to_string(rows) + " rows");
+    }
+    if (call.ok() && this->symmetric == Symmetric::kAuto && rows != n) {
+      call.fail("operand 'data'",
+                "all " + std::to_string(n) + " rows, because attribute 'symmetric' is 2 (auto)",
+                std::to_string(rows) + " rows");
+    }
+  }
+
+  void read_states(In initial_states, Out states) {
+    const int64_t size = call.ok() ? layout.size() : 0;
+    initial = this->reals("initial", initial_states, {size});
+    state = this->result("state", states, {size});
+  }
+
+ private:
+  void check_choice(const char* name, int32_t value, int32_t count) {
+    if (value < 0 || value >= count) {
+      call.fail(std::string("attribute '") + name + "'", "0 to " + std::to_string(count - 1),
+                std::to_string(value));
+    }
+  }
+
+  void read_data_type() {
+    constexpr std::pair<ffi::DataType, DataType> kTypes[] = {{ffi::F64, DataType::kF64},
+                                                             {ffi::F32, DataType::kF32},
+                                                             {ffi::F16, DataType::kF16},
+                                                             {ffi::U16, DataType::kU16}};
+    for (const auto& [dtype, type] : kTypes) {
+      if (data.dtype == dtype) {
+        data_type = type;
+        return;
+      }
+    }
+    call.fail("operand 'data'", "dtype float64, float32, float16 or uint16",
+              dtype_text(data.dtype));
+  }
+};
+
+struct TwoTimeNormalEquations : NormalOperands<AngleOperands> {
+  Operand tangents_a, tangents_x;
 
   template <typename Binding>
   static auto bind(Binding&& contexts) {
@@ -258,46 +354,16 @@ struct TwoTimeNormalEquations : AngleOperands {
                          In quantization, In sigma, In keep, In f_scale, In first_row, In initial,
                          Out state, int32_t shear_power, int32_t loss, int32_t symmetric,
                          int32_t sigma_rank)
-      : AngleOperands("jaxkern.two_time_normal_equations", state, 1, a, x, contrast, shear_power),
+      : NormalOperands({"jaxkern.two_time_normal_equations", state, 1, a, x, contrast, shear_power},
+                       offset, data, quantization, sigma, keep, f_scale, first_row, loss, symmetric,
+                       sigma_rank),
         tangents_a(reals("tangents_A", tangents_a, {kAnySize, n})),
-        tangents_x(reals("tangents_X", tangents_x, {kAnySize, n})),
-        offset(reals("offset", offset, {})),
-        data(call.operand("data", data, ffi::DataType::INVALID, {kAnySize, n})),
-        quantization(reals("quantization", quantization, {2})),
-        sigma(read_sigma(sigma, sigma_rank, this->data.core[0])),
-        keep(call.operand("keep", keep, ffi::U8, {n})),
-        f_scale(reals("f_scale", f_scale, {})),
-        first_row(call.operand("first_row", first_row, ffi::S32, {})),
-        rows(this->data.core[0]),
-        loss(static_cast<Loss>(loss)),
-        symmetric(static_cast<Symmetric>(symmetric)),
-        sigma_rank(sigma_rank) {
-    check_choice("loss", loss, kLosses);
-    check_choice("symmetric", symmetric, 3);
+        tangents_x(reals("tangents_X", tangents_x, {kAnySize, n})) {
     read_tables();
-    read_data_type();
-    if (call.ok() && rows > n) {
-      call.fail("operand 'data'", "at most " + std::to_string(n) + " rows",
-                std::to_string(rows) + " rows");
-    }
-    if (call.ok() && this->symmetric == Symmetric::kAuto && rows != n) {
-      call.fail("operand 'data'",
-                "all " + std::to_string(n) + " rows, because attribute 'symmetric' is 2 (auto)",
-                std::to_string(rows) + " rows");
-    }
-    const int64_t size = call.ok() ? layout.size() : 0;
-    this->initial = reals("initial", initial, {size});
-    this->state = result("state", state, {size});
+    read_states(initial, state);
   }
 
  private:
-  void check_choice(const char* name, int32_t value, int32_t count) {
-    if (value < 0 || value >= count) {
-      call.fail(std::string("attribute '") + name + "'", "0 to " + std::to_string(count - 1),
-                std::to_string(value));
-    }
-  }
-
   void read_tables() {
     const int64_t a = tangents_a.core[0], x = tangents_x.core[0];
     if (a > kMaxTables || x > kMaxTables - a) {
@@ -311,20 +377,164 @@ struct TwoTimeNormalEquations : AngleOperands {
     }
     layout = {static_cast<int32_t>(a), static_cast<int32_t>(x)};
   }
+};
 
-  void read_data_type() {
-    constexpr std::pair<ffi::DataType, DataType> kTypes[] = {{ffi::F64, DataType::kF64},
-                                                             {ffi::F32, DataType::kF32},
-                                                             {ffi::F16, DataType::kF16},
-                                                             {ffi::U16, DataType::kU16}};
-    for (const auto& [dtype, type] : kTypes) {
-      if (data.dtype == dtype) {
-        data_type = type;
-        return;
-      }
+struct ComponentG2 : ComponentOperands {
+  Operand offset, out;
+
+  template <typename Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<In>()               // weight [batch..., count, n]
+        .template Arg<In>()               // decay [batch..., count, n]
+        .template Arg<In>()               // phase [batch..., count, n]
+        .template Arg<In>()               // contrast [batch...]
+        .template Arg<In>()               // offset [batch...]
+        .template Ret<ffi::AnyBuffer>();  // out [batch..., n, n]
+  }
+
+  ComponentG2(In weight, In decay, In phase, In contrast, In offset, Out out)
+      : ComponentOperands("jaxkern.component_g2", out, 2, weight, decay, phase, contrast),
+        offset(reals("offset", offset, {})),
+        out(result("out", out, {n, n})) {}
+};
+
+struct ComponentG2Tangent : ComponentOperands {
+  Operand tangents[kComponentTables];
+  Operand tangent_contrast, tangent_offset, out;
+
+  template <typename Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<In>()               // weight [batch..., count, n]
+        .template Arg<In>()               // decay [batch..., count, n]
+        .template Arg<In>()               // phase [batch..., count, n]
+        .template Arg<In>()               // contrast [batch...]
+        .template Arg<In>()               // dweight [batch..., count, n]
+        .template Arg<In>()               // ddecay [batch..., count, n]
+        .template Arg<In>()               // dphase [batch..., count, n]
+        .template Arg<In>()               // dcontrast [batch...]
+        .template Arg<In>()               // doffset [batch...]
+        .template Ret<ffi::AnyBuffer>();  // out [batch..., n, n]
+  }
+
+  ComponentG2Tangent(In weight, In decay, In phase, In contrast, In tangent_weight,
+                     In tangent_decay, In tangent_phase, In tangent_contrast, In tangent_offset,
+                     Out out)
+      : ComponentOperands("jaxkern.component_g2_tangent", out, 2, weight, decay, phase, contrast),
+        tangent_contrast(reals("dcontrast", tangent_contrast, {})),
+        tangent_offset(reals("doffset", tangent_offset, {})),
+        out(result("out", out, {n, n})) {
+    read_tables({"dweight", "ddecay", "dphase"}, tangent_weight, tangent_decay, tangent_phase,
+                tangents);
+  }
+};
+
+struct ComponentG2Cotangent : ComponentOperands {
+  Operand cotangent, bars[kComponentTables], bar_contrast, bar_offset;
+
+  template <typename Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<In>()               // weight [batch..., count, n]
+        .template Arg<In>()               // decay [batch..., count, n]
+        .template Arg<In>()               // phase [batch..., count, n]
+        .template Arg<In>()               // contrast [batch...]
+        .template Arg<In>()               // G [batch..., n, n]
+        .template Ret<ffi::AnyBuffer>()   // weight_bar [batch..., count, n]
+        .template Ret<ffi::AnyBuffer>()   // decay_bar [batch..., count, n]
+        .template Ret<ffi::AnyBuffer>()   // phase_bar [batch..., count, n]
+        .template Ret<ffi::AnyBuffer>()   // contrast_bar [batch...]
+        .template Ret<ffi::AnyBuffer>();  // offset_bar [batch...]
+  }
+
+  ComponentG2Cotangent(In weight, In decay, In phase, In contrast, In cotangent, Out bar_weight,
+                       Out bar_decay, Out bar_phase, Out bar_contrast, Out bar_offset)
+      : ComponentOperands("jaxkern.component_g2_cotangent", bar_weight, 2, weight, decay, phase,
+                          contrast),
+        cotangent(reals("G", cotangent, {n, n})),
+        bars{result("weight_bar", bar_weight, {count, n}),
+             result("decay_bar", bar_decay, {count, n}),
+             result("phase_bar", bar_phase, {count, n})},
+        bar_contrast(result("contrast_bar", bar_contrast, {})),
+        bar_offset(result("offset_bar", bar_offset, {})) {}
+};
+
+struct ComponentResidual : ComponentOperands {
+  Operand offset, data, sigma, out;
+  const int32_t sigma_rank;
+
+  template <typename Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<In>()                     // weight [batch..., count, n]
+        .template Arg<In>()                     // decay [batch..., count, n]
+        .template Arg<In>()                     // phase [batch..., count, n]
+        .template Arg<In>()                     // contrast [batch...]
+        .template Arg<In>()                     // offset [batch...]
+        .template Arg<In>()                     // data [batch..., n, n]
+        .template Arg<In>()                     // sigma [batch...] or [batch..., n, n]
+        .template Ret<ffi::AnyBuffer>()         // out [batch..., n, n]
+        .template Attr<int32_t>("sigma_rank");  // scalar: 0 or 2
+  }
+
+  ComponentResidual(In weight, In decay, In phase, In contrast, In offset, In data, In sigma,
+                    Out out, int32_t sigma_rank)
+      : ComponentOperands("jaxkern.component_residual", out, 2, weight, decay, phase, contrast),
+        offset(reals("offset", offset, {})),
+        data(reals("data", data, {n, n})),
+        sigma(read_sigma(sigma, sigma_rank, n, n)),
+        out(result("out", out, {n, n})),
+        sigma_rank(sigma_rank) {}
+};
+
+struct ComponentNormalEquations : NormalOperands<ComponentOperands> {
+  Operand tangents[kComponentTables];
+  const int64_t parameters;
+
+  template <typename Binding>
+  static auto bind(Binding&& contexts) {
+    return std::move(contexts)
+        .template Arg<In>()                     // weight [batch..., count, n]
+        .template Arg<In>()                     // decay [batch..., count, n]
+        .template Arg<In>()                     // phase [batch..., count, n]
+        .template Arg<In>()                     // tangents_weight [batch..., p, count, n]
+        .template Arg<In>()                     // tangents_decay [batch..., p, count, n]
+        .template Arg<In>()                     // tangents_phase [batch..., p, count, n]
+        .template Arg<In>()                     // contrast [batch...]
+        .template Arg<In>()                     // offset [batch...]
+        .template Arg<In>()                     // data [batch..., rows, n]
+        .template Arg<In>()                     // quantization [batch..., 2]
+        .template Arg<In>()                     // sigma [batch...] or [batch..., rows, n]
+        .template Arg<In>()                     // keep u8 [batch..., n]
+        .template Arg<In>()                     // f_scale [batch...]
+        .template Arg<In>()                     // first_row i32 [batch...]
+        .template Arg<In>()                     // initial [batch..., S]
+        .template Ret<ffi::AnyBuffer>()         // state [batch..., S]
+        .template Attr<int32_t>("loss")         // scalar
+        .template Attr<int32_t>("symmetric")    // scalar
+        .template Attr<int32_t>("sigma_rank");  // scalar: 0 or 2
+  }
+
+  ComponentNormalEquations(In weight, In decay, In phase, In tangents_weight, In tangents_decay,
+                           In tangents_phase, In contrast, In offset, In data, In quantization,
+                           In sigma, In keep, In f_scale, In first_row, In initial, Out state,
+                           int32_t loss, int32_t symmetric, int32_t sigma_rank)
+      : NormalOperands(
+            {"jaxkern.component_normal_equations", state, 1, weight, decay, phase, contrast},
+            offset, data, quantization, sigma, keep, f_scale, first_row, loss, symmetric,
+            sigma_rank),
+        tangents{reals("tangents_weight", tangents_weight, {kAnySize, count, n}), {}, {}},
+        parameters(tangents[kWeightTable].core[0]) {
+    tangents[kDecayTable] = reals("tangents_decay", tangents_decay, {parameters, count, n});
+    tangents[kPhaseTable] = reals("tangents_phase", tangents_phase, {parameters, count, n});
+    if (parameters > kMaxComponentParameters) {
+      call.fail("operand 'tangents_weight'",
+                "at most " + std::to_string(kMaxComponentParameters) + " parameters",
+                std::to_string(parameters));
     }
-    call.fail("operand 'data'", "dtype float64, float32, float16 or uint16",
-              dtype_text(data.dtype));
+    layout = {0, static_cast<int32_t>(parameters)};
+    read_states(initial, state);
   }
 };
 

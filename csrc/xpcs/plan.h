@@ -91,6 +91,48 @@ struct MatrixWork {
   double* phase_x = nullptr;
 };
 
+// The largest number of components of a model, and of parameters of its normal equations.
+constexpr int32_t kMaxComponents = 8, kMaxComponentParameters = 32;
+
+// The tables of a component with the logarithm of the weight B, decay A and phase P; see
+// components-inl.h.
+struct Component {
+  Phases decay;                       // of A / 2, with power 0
+  const double* real = nullptr;       // exp(B) cos P, [n + kPadding]
+  const double* imaginary = nullptr;  // exp(B) sin P
+};
+
+struct ComponentModel {
+  const Component* components = nullptr;  // [count]
+  int32_t count = 0;
+};
+
+// The tables of a component whose differences, or sums for B, a slope multiplies.
+enum ComponentTable { kWeightTable, kDecayTable, kPhaseTable, kComponentTables };
+
+// A derivative of a component's table with respect to a parameter, not all zeros.
+struct ComponentTangent {
+  int32_t parameter = 0, component = 0;
+  ComponentTable kind = kWeightTable;
+  const double* table = nullptr;  // [n + kPadding]
+};
+
+// Rows of the normal equations of a component model: the fields of NormalWork, where `phases` has
+// only n, `layout` has the parameters as tables of X, and `tables` is null.
+struct ComponentNormalWork : NormalWork {
+  ComponentModel model;
+  const ComponentTangent* tangents = nullptr;  // in the order of their parameters
+  int32_t tangent_count = 0;
+};
+
+// The work of a matrix op of a component model: the fields of MatrixWork, where `phases` has only
+// n, and the tables of the tangent and the results of the cotangent are these, [kind][component].
+struct ComponentMatrixWork : MatrixWork {
+  ComponentModel model;
+  const double* tangent[kComponentTables][kMaxComponents] = {};  // [n + kPadding] each
+  double* cotangent[kComponentTables][kMaxComponents] = {};      // [n] each
+};
+
 enum class MatrixOp { kG2, kTangent, kResidual, kCotangent };
 
 }  // namespace jaxkern::xpcs

@@ -46,6 +46,7 @@ _SEVERAL_FILES = ("engine", "scheduler", "workers", "retries", "table")
     option("--twotime", "[FORM]", _TWOTIME, is_flag=False, flag_value="full"),
     choice("--smoothing", "static|none", "Smoothing for two-time correlations.", "static"),
     option("--parts", "N", "Also write g2 of N equal parts of the run.", default=0),
+    option("--groups", "N", "Also write g2 of N groups of pixels, for errors of fits.", default=0),
     choice("--engine", "local|dask", "Several files: one by one, or on a Dask cluster."),
     option("--scheduler", "ADDRESS", "Several files: cluster or scheduler file; default local."),
     option("--workers", "N", "Several files: number of these processes.", int),
@@ -95,7 +96,7 @@ def _correlate_one(options: SimpleNamespace) -> int:
 
 def _arguments(options: SimpleNamespace) -> dict[str, Any]:
     """Return the arguments of `CorrelationChoices`."""
-    same = ("dpl", "normalize", "end", "hot_pixels", "parts", "smoothing", "frame_time")
+    same = ("dpl", "normalize", "end", "hot_pixels", "parts", "groups", "smoothing", "frame_time")
     return {
         **selection(options),
         **{name: getattr(options, name) for name in (*same, "dataset", "metadata")},

@@ -32,8 +32,8 @@ _LOSSES = "linear|soft_l1|huber|cauchy|arctan"
 def fit_g2(**values: Any) -> int:
     """Fit g2(tau) of all bins of a file of results.
 
-    Errors come from the parts of the run, if the file has them (--parts of correlate). Exits with 1
-    if the fit of no bin succeeds.
+    Errors come from groups of pixels or parts of the run, if the file has them: see --groups and
+    --parts of correlate. Exits with 1 if the fit of no bin succeeds.
     """
     from jaxkern.xpcs.files.results_reader import read_summary
 
@@ -81,8 +81,8 @@ def fit_g2(**values: Any) -> int:
     if fit.error_method == "independent":
         print_warnings(
             [
-                "the file has no parts of the run, so the errors are those of independent noise, "
-                "which are too small; use --parts 10 of correlate"
+                "the file has neither groups of pixels nor parts of the run, so the errors are "
+                "those of independent noise, which are too small; use --groups 32 of correlate"
             ]
         )
     return 0 if fit.success.any() else 1

@@ -178,9 +178,11 @@ inline Model model_of(const Case& c, int64_t i, int64_t j) {
   return {f, -2 * f * (da > 0 ? 1 : da < 0 ? -1 : 0), h};
 }
 
-// The state, and for each entry the sum of the magnitudes of its terms.
-inline void reference_state(const Case& c, std::vector<long double>* state,
-                            std::vector<long double>* scale) {
+// The state, and for each entry the sum of the magnitudes of its terms. columns(i, j, column) sets
+// f and the derivatives, column[1] to column[basis - 1].
+template <typename Columns>
+void reference_state(const Case& c, const Columns& columns, std::vector<long double>* state,
+                     std::vector<long double>* scale) {
   using Long = long double;
   const StateLayout& layout = c.layout;
   const int32_t basis = layout.basis();
@@ -204,16 +206,11 @@ inline void reference_state(const Case& c, std::vector<long double>* state,
       const Long sigma = sigma_at(i, j);
       if (!(sigma > kLeastSigma)) continue;
       const Long multiplicity = c.symmetric == Symmetric::kYes ? 2 : 1;
-      const Model m = model_of(c, i, j);
-      const Long r = (c.matrix[i * c.n + j] - (c.offset + c.contrast * m.f)) / sigma;
+      column[0] = 1;
+      columns(i, j, column.data());
+      const Long r = (c.matrix[i * c.n + j] - (c.offset + c.contrast * column[1])) / sigma;
       const Long z = (r / c.f_scale) * (r / c.f_scale);
       const LossValue loss = loss_value(c.loss, static_cast<double>(z));
-      column[0] = 1;
-      column[1] = m.f;
-      for (int32_t k = 0; k < basis - 2; ++k) {
-        const Long difference = static_cast<Long>(c.tables[k * c.n + i]) - c.tables[k * c.n + j];
-        column[2 + k] = (k < layout.tables_a ? m.a : m.h) * difference;
-      }
       const Long weight = multiplicity * loss.slope / (sigma * sigma);
       for (int32_t k = 0; k < basis; ++k) {
         for (int32_t l = k; l < basis; ++l) {
@@ -228,6 +225,20 @@ inline void reference_state(const Case& c, std::vector<long double>* state,
       if (c.symmetric == Symmetric::kYes || pair) add(layout.mirrored(), multiplicity);
     }
   }
+}
+
+inline void reference_state(const Case& c, std::vector<long double>* state,
+                            std::vector<long double>* scale) {
+  const auto columns = [&](int64_t i, int64_t j, long double* column) {
+    const Model m = model_of(c, i, j);
+    column[1] = m.f;
+    for (int32_t k = 0; k < c.layout.basis() - 2; ++k) {
+      const double* const table = c.tables.data() + k * c.n;
+      const long double difference = static_cast<long double>(table[i]) - table[j];
+      column[2 + k] = (k < c.layout.tables_a ? m.a : m.h) * difference;
+    }
+  };
+  reference_state(c, columns, state, scale);
 }
 
 }  // namespace jaxkern::xpcs::testing

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import library
 from support.pipeline.batches import arrays, assert_same, epoch_of, is_native, outcomes
 
 import jaxkern as jk
@@ -107,7 +108,7 @@ def test_rows_of_any_dtype(dtype):
 
 
 def test_maps_of_files(tmp_path):
-    h5py = pytest.importorskip("h5py")  # no wheels for free-threaded Python 3.13
+    h5py = library("h5py")
     source = arrays()
     np.save(tmp_path / "image.npy", source["image"])
     with h5py.File(tmp_path / "a.h5", "w") as file:

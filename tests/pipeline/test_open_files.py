@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import library
 from support.errors import raises
 from support.pipeline.batches import column, epoch_of
 
 import jaxkern as jk
 
-h5py = pytest.importorskip("h5py")  # no wheels for free-threaded Python 3.13
+h5py = library("h5py")
 
 ROWS = np.arange(12, dtype=np.int32).reshape(6, 2)
 

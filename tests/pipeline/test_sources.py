@@ -13,6 +13,7 @@ import PIL.Image
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import library
 from support.errors import raises
 from support.pipeline.batches import arrays, assert_same, column, epoch_of
 
@@ -146,7 +147,7 @@ def test_npy_files(tmp_path, expected_epoch):
 
 @pytest.mark.parametrize("storage", [{}, {"chunks": True}, {"chunks": True, "compression": "gzip"}])
 def test_hdf5(tmp_path, expected_epoch, storage):
-    h5py = pytest.importorskip("h5py")  # no wheels for free-threaded Python 3.13
+    h5py = library("h5py")
     path = tmp_path / "data.h5"
     with h5py.File(path, "w") as file:
         for name, array in arrays().items():
@@ -159,7 +160,7 @@ def test_hdf5(tmp_path, expected_epoch, storage):
 
 
 def test_hdf5_that_is_still_being_written(tmp_path):
-    h5py = pytest.importorskip("h5py")  # no wheels for free-threaded Python 3.13
+    h5py = library("h5py")
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file["x"] = np.arange(10, dtype=np.int32)
         for number in (1, 2):
@@ -169,7 +170,7 @@ def test_hdf5_that_is_still_being_written(tmp_path):
 
 
 def test_hdf5_errors(tmp_path):
-    h5py = pytest.importorskip("h5py")  # no wheels for free-threaded Python 3.13
+    h5py = library("h5py")
     path = tmp_path / "data.h5"
     with h5py.File(path, "w") as file:
         file["x"], file["y"], file["text"] = np.zeros(3), np.zeros(4), ["a", "b", "c"]

@@ -7,13 +7,14 @@ import io
 
 import numpy as np
 import pytest
+from support import library
 from support.errors import raises
 from support.pipeline.written import write_arrow, write_tar
 
 from jaxkern.pipeline import ArrowSource, ParquetSource, WebDatasetSource
 
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
+pa = library("pyarrow")
+pq = library("pyarrow.parquet")
 
 VALUES = np.arange(1000, dtype=np.int32) * 7919
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import library
 from support.errors import raises
 
 import jaxkern as jk
@@ -110,7 +111,7 @@ def test_fields_keep_their_names_and_rows():
 
 
 def test_memory_maps(tmp_path: Path):
-    h5py = pytest.importorskip("h5py")
+    h5py = library("h5py")
     rows = np.random.default_rng(0).normal(size=(50, 6, 5)).astype(np.float32)
     np.save(tmp_path / "rows.npy", rows)
     with h5py.File(tmp_path / "rows.h5", "w", userblock_size=512) as file:
@@ -127,7 +128,7 @@ def test_memory_maps(tmp_path: Path):
 
 
 def test_data_sets_that_cannot_be_mapped(tmp_path: Path):
-    h5py = pytest.importorskip("h5py")
+    h5py = library("h5py")
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("chunked", data=np.zeros((4, 4)), chunks=(2, 2), compression="gzip")
         file.create_dataset("empty", (4, 4), "f4")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support import library
 from support.errors import raises
 from support.processes import run
 
@@ -95,7 +96,7 @@ def test_an_order_that_is_written_to_while_it_is_taken():
 
 
 def test_files_that_are_cut_short_while_they_are_mapped(tmp_path):
-    pytest.importorskip("h5py")
+    library("h5py")
     assert run(TRUNCATED, str(tmp_path)).splitlines() == [
         *("rows True", "function True", "hdf5 True", "again 8"),
         *("all True", "rows True", "back True"),

@@ -21,14 +21,20 @@ def run(code: str, **options) -> str:
     return processes.run(PREAMBLE + code, **options)
 
 
-@pytest.mark.parametrize("call", ["ring.get()", "full.put(x)", "next(fetched)"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "ring.get()",
+        "full.put(x)",
+        "next(jk.prefetch_to_device(time.sleep(60) for _ in range(1)))",
+    ],
+)
 def test_control_c_interrupts(call):
     output = run(
         f"""
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 ring, full = jk.ring.Ring(x), jk.ring.Ring(x, capacity=1)
 full.put(x)
-fetched = jk.prefetch_to_device(time.sleep(60) for _ in range(1))
 start = time.monotonic()
 try:
     print("waiting")

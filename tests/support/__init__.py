@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 TESTS = Path(__file__).parents[1]
 SUPPORT = Path(__file__).parent
@@ -26,3 +30,8 @@ def run_python(code: str, *arguments: str, timeout: float = 60) -> subprocess.Co
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, check=False, env=environment()
     )
+
+
+def library(name: str) -> Any:
+    """Import a library of the test extra; skip the test only where it has no wheels."""
+    return importlib.import_module(name) if FORMATS else pytest.importorskip(name)

@@ -19,7 +19,12 @@ from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.checks import CorrelationWarning, HotPixels, check_hot_pixels
 from jaxkern.xpcs.correlators.frame_sums import intensity_limits
 from jaxkern.xpcs.correlators.multitau import multitau
-from jaxkern.xpcs.correlators.results import MAX_DELAYS, MultiTauResult, TwoTimeResult
+from jaxkern.xpcs.correlators.results import (
+    MAX_DELAYS,
+    MultiTauResult,
+    TwoTimeResult,
+    check_groups,
+)
 from jaxkern.xpcs.correlators.selection import BinLabels, FrameSelection, check_frame_time
 from jaxkern.xpcs.correlators.two_time import twotime
 from jaxkern.xpcs.correlators.two_time_reduction import check_form, check_smoothing, form_edges
@@ -34,7 +39,7 @@ from jaxkern.xpcs.files.results_writer import write_results
 # Provenance stores longer lists as a digest.
 _LISTED = 20
 # Choices of g2 only.
-_MULTITAU = ("dpl", "normalize", "intensity_cut", "hot_pixels", "parts")
+_MULTITAU = ("dpl", "normalize", "intensity_cut", "hot_pixels", "parts", "groups")
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,14 @@ class CorrelationChoices:
     frame_time: float | None = None
     dataset: str | None = None
     metadata: Path | None = None
+    groups: int = 0
 
     def check(self, qmap: QMap) -> None:
         """Raise the errors of arguments that do not depend on the frames."""
         check_integer("dpl", self.dpl, 1, MAX_DELAYS)
         for name, least in (("begin", 0), ("stride", 1), ("average", 1), ("parts", 0)):
             check_integer(name, getattr(self, name), least)
+        check_groups(self.groups)
         if self.end is not None:
             check_integer("end", self.end, self.begin)
         if self.frame_time is not None:

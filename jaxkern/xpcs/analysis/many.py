@@ -260,6 +260,7 @@ def correlate_files(
     hot_pixels: HotPixels = "report",
     bins: Sequence[int] | NDArray[Any] | None = None,
     parts: int = 0,
+    groups: int = 0,
     twotime: Any = None,
     smoothing: Literal["static", "none"] = "static",
     frame_time: float | None = None,
@@ -287,7 +288,7 @@ def correlate_files(
       qmap: the bins of the pixels for all files, or the path of a map.
       folder: folder of the results, ``NAME.hdf`` for each file ``NAME.suffix``.
       dpl, normalize, bad_frames, begin, end, stride, average: for each file, see `multitau`.
-      intensity_cut, bins, parts, frame_time, hot_pixels: for each file, see `multitau`.
+      intensity_cut, bins, parts, groups, frame_time, hot_pixels: for each file, see `multitau`.
       mask, blemish: [H, W], true where a pixel is good, or paths of such files, see `read_mask`.
       twotime: form of two-time correlations, see `twotime`; None to compute g2 only. With a form,
         `bins` are the bins with two-time correlations.
@@ -335,7 +336,17 @@ def correlate_files(
     if metadata is not None:
         metadata = home_path(metadata).absolute()  # workers have other working directories
     selection: Any = (dpl, normalize, bad_frames, begin, end, stride, average, intensity_cut)
-    options: Any = (hot_pixels, bins, parts, twotime, smoothing, frame_time, dataset, metadata)
+    options: Any = (
+        hot_pixels,
+        bins,
+        parts,
+        twotime,
+        smoothing,
+        frame_time,
+        dataset,
+        metadata,
+        groups,
+    )
     choices = CorrelationChoices(*selection, *options)
     check_integer("retries", retries, 0)
     runner = _engine(engine, scheduler, workers)

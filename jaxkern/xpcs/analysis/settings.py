@@ -55,8 +55,9 @@ class FrameChoice:
 
 @dataclass(frozen=True)
 class Analysis:
-    model: Literal["static", "laminar_flow", "two_component"] = _key(
-        "static: diffusion only; two_component: heterodyne", "laminar_flow"
+    model: Literal["static", "static_isotropic", "laminar_flow", "two_component"] = _key(
+        "static: diffusion only; static_isotropic: with one contrast; two_component: heterodyne",
+        "laminar_flow",
     )
     shear_power: Literal[2, 4] = _key("power of sinc in g2 (laminar_flow)", 4)
     diagonal_correction: bool = _key("replace the measured diagonal (for plots)", True)
@@ -86,7 +87,7 @@ class Streaming:
 
 @dataclass(frozen=True)
 class Multistart:
-    starts: int = _key("number of starts; 1: only the initial parameters", 1)
+    starts: int = _key("number of random starts, the initial parameters included", 1)
     seed: int = _key("seed of the random starts", 0)
 
 
@@ -103,6 +104,7 @@ class Optimization:
     absolute_sigma: bool = _key("as in SciPy's curve_fit, for independent errors", False)
     memory_limit: float | None = _key("GB; null: JAXKERN_MEMORY_LIMIT, or that of the machine")
     threads: int | None = _key("null: JAXKERN_NUM_THREADS, or that of the machine")
+    search: Literal["auto", "local", "wide"] = _key("search for other minima", "auto")
     multistart: Multistart = _key("", Multistart)
     streaming: Streaming = _key("", Streaming)
 

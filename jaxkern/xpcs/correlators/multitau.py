@@ -39,6 +39,9 @@ from jaxkern.xpcs.correlators.results import (
     MAX_DELAYS,
     BinSums,
     MultiTauResult,
+    check_groups,
+    combine_groups,
+    g2_of_groups,
     g2_result,
     multitau_delays,
 )
@@ -78,6 +81,7 @@ def multitau(
     hot_pixels: HotPixels = "ignore",
     bins: Sequence[int] | NDArray[Any] | None = None,
     parts: int = 0,
+    groups: int = 0,
     frame_time: float | None = None,
     overview: bool = False,
     progress: bool = True,
@@ -113,6 +117,8 @@ def multitau(
         the frames.
       bins: the dynamic bins to correlate; by default all.
       parts: also compute g2 of this many equal parts of the run, for samples that age.
+      groups: also compute g2 of this many groups of neighbouring pixels of each bin, such as 32,
+        from which fits of g2 estimate errors.
       frame_time: time between frames in s, before stride and average; by default the source's.
       overview: also compute the mean image, intensity over time and static means.
       progress: show a progress bar on the terminal.
@@ -154,6 +160,9 @@ def multitau(
         ranges = [(0, selection.n), *((k * size, (k + 1) * size) for k in range(parts))]
         selections = [selection, *(selection.part(*bounds) for bounds in ranges[1:])]
         pixels = BinnedPixels.from_map(run.qmap, run.labels.bins)
+        pixel_groups = None
+        if check_groups(groups):
+            pixels, pixel_groups = pixels.grouped(groups)
         native = native_module() if source.is_sparse and run.divisor is None else None
         with rows_and_columns(qmap.shape[1]):
             if native is None:
@@ -162,6 +171,11 @@ def multitau(
                 if run.sums is not None:
                     run.sums.add_all(source, selection)
                 sums = event_sums(native, run, ranges, pixels, dpl)
+        group_curves = None
+        if pixel_groups is not None:
+            parts_of_bins, bins = sums[0], run.labels.bins
+            sums = [combine_groups(s, pixel_groups, run.qmap.n_static) for s in sums]
+            group_curves = g2_of_groups(parts_of_bins, sums[0], pixel_groups, run.qmap, bins)
         config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": run.cut}
         result, *part_results = (
             g2_result(sums_of_part, part, run.labels, run.time_step, config)
@@ -169,7 +183,7 @@ def multitau(
         )
         run.check_nan(result.g2, result.n_pairs[:, None])
     run.messages += dark_bins(sums[0], run.labels)
-    return run.complete(replace(result, parts=tuple(part_results)))
+    return run.complete(replace(result, parts=tuple(part_results), g2_groups=group_curves))
 
 
 @takes_options_of(multitau)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.xpcs.correlators.selection import BinLabels, FrameSelection
+from jaxkern.xpcs.correlators.selection import BinLabels, FrameSelection, PixelGroups
 from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.onetime.fit import fit_g2
 from jaxkern.xpcs.onetime.result import G2Fit
@@ -74,6 +74,8 @@ class MultiTauResult(BinResult):
       config: the arguments: dpl, normalize, begin, end, stride, average, bad_frames (all that were
         left out), hot_pixels ([row, column] of all that were detected), and others.
       parts: results of equal parts of the run, in time; empty unless requested.
+      g2_groups: [groups, n_tau, n_bins] jackknife pseudo-values of g2 of groups of neighbouring
+        pixels, for errors of fits; NaN for bins with fewer pixels; None unless requested.
       warnings: descriptions of doubtful bins and pixels; each was also issued as a
         `CorrelationWarning`.
     """
@@ -84,12 +86,27 @@ class MultiTauResult(BinResult):
     g2_err: NDArray[np.float64]
     n_pairs: NDArray[np.int64]
     parts: tuple[MultiTauResult, ...] = ()
+    g2_groups: NDArray[np.float64] | None = None
+
+    @property
+    def g2_cov(self) -> NDArray[np.float64]:
+        """[n_bins, n_tau, n_tau] covariance of g2 between delays, from groups of pixels.
+
+        Its rank is less than the number of groups. ValueError without groups.
+        """
+        if self.g2_groups is None:
+            raise ValueError("g2_cov: expected groups of pixels, got none; pass groups to multitau")
+        groups = self.g2_groups - self.g2_groups.mean(0)
+        n = len(groups)
+        return np.asarray(np.einsum("kib,kjb->bij", groups, groups) / (n * (n - 1)))
 
     def fit_g2(self, model: Any = "exponential", **options: Any) -> G2Fit:
         """Fit g2 of all bins, see `jaxkern.xpcs.fit_g2`.
 
-        With `parts`, errors come from a jackknife over them, which includes the correlation of the
-        noise between delays. Without, they are those of independent noise, which are too small.
+        With `groups` of `multitau`, errors come from a jackknife over groups of pixels, which also
+        gives the weights of the delays in place of `g2_err`; or else, with `parts`, from one over
+        parts of the run. Both include the correlation of noise between delays. Without, errors are
+        those of independent noise, which are too small.
 
         Args:
           model: "exponential", "stretched", "double", "shear-gaussian", "shear-sinc" or a function.
@@ -101,18 +118,27 @@ class MultiTauResult(BinResult):
         Example:
           >>> import jaxkern as jk
           >>> frames = jk.xpcs.simulate_frames([0.02, 0.1], n_frames=2000, pixels=100)
-          >>> r = jk.xpcs.multitau(frames, frames.qmap, parts=10, frame_time=1e-3)
+          >>> r = jk.xpcs.multitau(frames, frames.qmap, groups=20, frame_time=1e-3)
           >>> fit = r.fit_g2()
           >>> fit.error_method, bool(abs(fit.params["rate"][0] - 20) < 4 * fit.errors["rate"][0])
-          ('jackknife over 10 parts of the run', True)
+          ('jackknife over 20 groups of pixels', True)
         """
         if self.tau is None:
             raise ValueError(
                 "frame_time: expected the time between frames in s, for rates in 1/s, got None; "
                 "pass frame_time to multitau, or use jaxkern.xpcs.fit_g2 with the delays in frames"
             )
-        labels = {"q": self.q, "phi": self.phi, "bins": self.bins, "g2_parts": self._part_curves()}
-        return fit_g2(self.tau, self.g2, self.g2_err, model=model, **{**labels, **options})
+        labels: dict[str, Any] = {"q": self.q, "phi": self.phi, "bins": self.bins}
+        labels |= {"g2_groups": self.g2_groups}
+        if self.g2_groups is None:
+            labels["g2_parts"] = self._part_curves()
+        errors = self.g2_err
+        if self.g2_groups is not None:
+            # They are larger than `g2_err` at delays with few pairs, where the ratio of a pixel
+            # varies little, because its own mean divides it.
+            errors = self.g2_groups.std(0, ddof=1) / math.sqrt(len(self.g2_groups))
+            errors = np.where(np.isfinite(errors), errors, self.g2_err)
+        return fit_g2(self.tau, self.g2, errors, model=model, **{**labels, **options})
 
     def _part_curves(self) -> NDArray[np.float64] | None:
         """Return g2 of the parts at all delays [K, n_tau, n_bins], NaN at those they do not have.
@@ -264,6 +290,15 @@ class TwoTimeFitData(NamedTuple):
 
 #: largest number of delays per level in the kernels
 MAX_DELAYS = 64
+#: largest number of groups of pixels
+MAX_GROUPS = 1000
+
+
+def check_groups(groups: int) -> int:
+    """Return a number of groups of pixels: 0 for none, or at least 2."""
+    if check_integer("groups", groups, 0, MAX_GROUPS) == 1:
+        raise ValueError("groups: expected 0 or at least 2 groups of pixels, got 1; pass 32")
+    return groups
 
 
 def multitau_delays(n_frames: int, dpl: int = 4) -> NDArray[np.int64]:
@@ -330,12 +365,7 @@ def g2_of_sums(
     # static bins are in bin 0.
     order = np.argsort(qmap.dynamic_of_static, kind="stable")
     edges = np.searchsorted(qmap.dynamic_of_static[order], np.arange(qmap.n_dynamic + 2))
-    G, IP, IF = sums.sums
-    denominator = IP * IF
-    numerator = G * (sums.weight[:, None] * qmap.pixels_of_static)
-    ratios = np.zeros(denominator.shape)  # <G> / (<IP> <IF>); 0 without counts
-    with np.errstate(invalid="ignore"):  # infinite counts give NaN
-        np.divide(numerator, denominator, out=ratios, where=denominator != 0)
+    ratios = _static_ratios(sums.sums, sums.weight, qmap.pixels_of_static)
     ratios = ratios[:, order]
     g2 = np.full((len(sums.weight), len(bins)), np.nan)
     error = g2.copy()
@@ -351,6 +381,57 @@ def g2_of_sums(
     empty = sums.weight == 0
     g2[empty] = error[empty] = np.nan
     return g2, error
+
+
+def _static_ratios(
+    sums: NDArray[np.float64], weight: NDArray[np.float64], pixels: NDArray[Any]
+) -> NDArray[np.float64]:
+    """Return <G> / (<IP> <IF>) [n_tau, n_static] from sums over pixels; 0 without counts."""
+    G, IP, IF = sums
+    denominator = IP * IF
+    numerator = G * (weight[:, None] * pixels)
+    ratios = np.zeros(denominator.shape)
+    with np.errstate(invalid="ignore"):  # infinite counts give NaN
+        np.divide(numerator, denominator, out=ratios, where=denominator != 0)
+    return ratios
+
+
+def combine_groups(sums: BinSums, groups: PixelGroups, n_static: int) -> BinSums:
+    """Add the sums of the parts of static bins."""
+    total = np.zeros((*sums.sums.shape[:2], n_static))
+    for k in range(groups.n):
+        part = np.flatnonzero(groups.group == k)  # at most one of each static bin
+        total[:, :, groups.static[part]] += sums.sums[:, :, part]
+    return replace(sums, sums=total)
+
+
+def g2_of_groups(
+    parts: BinSums, total: BinSums, groups: PixelGroups, qmap: QMap, bins: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return g2 of the groups of pixels [n, n_tau, n_bins] from sums of parts of static bins.
+
+    They are the jackknife's pseudo-values n g2 - (n - 1) (g2 without the group), because the ratios
+    of the few pixels of one group would be biased; NaN for bins with fewer pixels than groups.
+    """
+    n, pixels, parents = groups.n, qmap.pixels_of_static, qmap.dynamic_of_static
+    ratios = _static_ratios(total.sums, total.weight, pixels)
+    static_bins = np.maximum(np.bincount(parents, minlength=qmap.n_dynamic + 1), 1)
+    mean = np.zeros((qmap.n_dynamic + 1, len(total.weight)))
+    np.add.at(mean, parents, ratios.T)
+    values = np.empty((n, len(total.weight), len(bins)))
+    for k in range(n):
+        part = np.flatnonzero(groups.group == k)
+        at = groups.static[part]
+        rest = pixels[at] - groups.pixels[part]
+        left = total.sums[:, :, at] - parts.sums[:, :, part]
+        change = np.where(rest > 0, _static_ratios(left, total.weight, rest) - ratios[:, at], 0.0)
+        changes = np.zeros(mean.shape)
+        np.add.at(changes, parents[at], change.T)
+        pseudo = (mean - (n - 1) * changes) / static_bins[:, None]
+        values[k] = pseudo[bins].T
+    values[:, total.weight == 0] = np.nan
+    values[:, :, ~groups.known[bins - 1]] = np.nan
+    return values
 
 
 def g2_result(

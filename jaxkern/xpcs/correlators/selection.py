@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,6 +188,23 @@ class BinnedPixels:
         """The arguments of native kernels for these pixels."""
         return self.pixel, self.static, self.dynamic, self.n_static, self.n_dynamic
 
+    def grouped(self, n: int) -> tuple[BinnedPixels, PixelGroups]:
+        """Divide the pixels of each dynamic bin into n groups of successive pixels.
+
+        The static bins of the result are the parts of static bins in one group.
+        """
+        sizes = np.bincount(self.dynamic, minlength=self.n_dynamic)
+        order = np.argsort(self.dynamic, kind="stable")
+        rank = np.empty(len(self), np.int64)
+        rank[order] = np.arange(len(self)) - (np.cumsum(sizes) - sizes)[self.dynamic[order]]
+        group = rank * n // np.maximum(sizes, 1)[self.dynamic]
+        cells, cell, pixels = np.unique(
+            self.static.astype(np.int64) * n + group, return_inverse=True, return_counts=True
+        )
+        groups = PixelGroups(n, cells // n, cells % n, pixels, sizes >= n)
+        divided = replace(self, static=cell.astype(np.int32), n_static=max(len(cells), 1))
+        return divided, groups
+
     def split(self, tile: NDArray[np.int64], max_pixels: int) -> list[BinnedPixels]:
         """Split at tiles, ascending [P], into groups of at most `max_pixels`, or one tile, each."""
         if len(self) <= max_pixels:
@@ -201,6 +218,16 @@ class BinnedPixels:
             parts.append(BinnedPixels(pixel, static, dynamic, self.n_static, self.n_dynamic))
             begin = end
         return parts
+
+
+class PixelGroups(NamedTuple):
+    """Parts of static bins in n groups of pixels; there are C parts."""
+
+    n: int
+    static: NDArray[np.int64]  # [C] the static bin of each part, from 0
+    group: NDArray[np.int64]  # [C]
+    pixels: NDArray[np.int64]  # [C]
+    known: NDArray[np.bool_]  # [n_dynamic] bins with a pixel in each group
 
 
 #: dtypes that kernels read: integers of at most 32 bits, or floating-point numbers

@@ -178,7 +178,22 @@ def _read_multitau(file: h5py.File, qmap: QMap, overview: Overview | None) -> Mu
     tau = None if step is None else delay * step
     g2, error = g2[:, bins - 1], error[:, bins - 1]
     result = MultiTauResult(delay=delay, tau=tau, g2=g2, g2_err=error, n_pairs=n_pairs, **common)
-    return replace(result, parts=_read_parts(file, result))
+    return replace(result, parts=_read_parts(file, result), g2_groups=_read_groups(file, result))
+
+
+def _read_groups(file: h5py.File, complete: MultiTauResult) -> Array | None:
+    """Read the means of groups of pixels; None if the file has none."""
+    name = f"{_MULTITAU}/g2_groups"
+    if name not in file:
+        return None
+    groups = _read_array(file, name, 3)
+    if len(groups) < 2 or groups.shape[1] != len(complete.delay):
+        raise ApsFormatError(
+            f"{name}: expected [groups, {len(complete.delay)}, bins] of at least 2 groups, got "
+            f"{list(groups.shape)}"
+        )
+    check_bins(complete.bins, groups.shape[2], name, f"{groups.shape[2]} columns")
+    return groups[:, :, complete.bins - 1]
 
 
 def _read_parts(file: h5py.File, complete: MultiTauResult) -> tuple[MultiTauResult, ...]:

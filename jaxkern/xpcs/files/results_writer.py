@@ -254,6 +254,8 @@ def _write_multitau(xpcs: h5py.Group, result: MultiTauResult) -> None:
         "normalized_g2": columns(result, result.g2),
         "normalized_g2_err": columns(result, result.g2_err),
     }
+    if result.g2_groups is not None:
+        arrays["g2_groups"] = [columns(result, group) for group in result.g2_groups]
     if parts := result.parts:
         pad = [(0, len(result.delay) - len(part.delay)) for part in parts]
         arrays |= {

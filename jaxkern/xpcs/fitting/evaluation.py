@@ -52,6 +52,7 @@ class FitProblem:
     free: NDArray[np.bool_]  # True for fitted parameters that are not held [p]
     mirrored: NDArray[np.bool_]  # True for angles with symmetric data [n_phi]
     program: PassProgram
+    search: str
     solver: SolverOptions
     errors: ErrorOptions
 
@@ -223,7 +224,7 @@ def _fingerprint(problem: FitProblem, start: Array) -> dict[str, Any]:
         "hold": (~problem.free).tolist(),
         "scaling": [layout.scaling, *layout.contrast, *layout.offset],
         "loss": [solver.loss, float(solver.f_scale)],
-        "multistart": [int(solver.multistart), int(solver.seed)],
+        "search": [problem.search, int(solver.multistart), int(solver.seed)],
     }
 
 

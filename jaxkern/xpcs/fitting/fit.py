@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting import parameters, sampling
 from jaxkern.xpcs.fitting.data import open_data
-from jaxkern.xpcs.fitting.directions import best_direction
 from jaxkern.xpcs.fitting.evaluation import Checkpoint, Evaluation, FitProblem, FitProgress
 from jaxkern.xpcs.fitting.jackknife import Jackknife, jackknife
 from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
 from jaxkern.xpcs.fitting.parameters import FitLayout, Scaling
 from jaxkern.xpcs.fitting.passes import PassProgram, PassRunner
 from jaxkern.xpcs.fitting.result import FitInterrupted, FitResult, summarize
+from jaxkern.xpcs.fitting.search import EFFORTS, Search, find_starts
 from jaxkern.xpcs.fitting.solver import UNFINISHED, Solution, StartNotFinite, solve
 from jaxkern.xpcs.model.checks import choice
 from jaxkern.xpcs.model.models import Model
@@ -43,6 +43,7 @@ def fit(
     bounds: Any = None,
     hold: Sequence[str] = (),
     keep: Any = None,
+    search: Search = "auto",
     solver: SolverOptions | None = None,
     errors: ErrorOptions | None = None,
     streaming: StreamingOptions | None = None,
@@ -70,6 +71,9 @@ def fit(
         turn do not restrict the search; the result is shifted into them by half turns.
       hold: names of physics parameters that are not fitted.
       keep: the used frames: a mask [n_t], or a slice.
+      search: how other minima than the one next to `p0` are sought, on thinned data: from 256
+        points within the bounds (``"auto"``), from 4,096 (``"wide"``), or only in other flow
+        directions (``"local"``).
       solver: `SolverOptions`: loss, tolerances, number of starts.
       errors: `ErrorOptions`: method of the standard errors, absolute sigma, weights.
       streaming: `StreamingOptions`: strategy, symmetry, chunks, checkpoints, bad rows.
@@ -97,6 +101,7 @@ def fit(
       (True, True)
     """
     begin = time.perf_counter()
+    choice(search, "search", tuple(EFFORTS))
     # Imported while XLA compiles.
     optimizer = ("scipy.optimize",)
     threading.Thread(target=importlib.import_module, args=optimizer, daemon=True).start()
@@ -122,12 +127,12 @@ def fit(
         all_bounds = parameters.fit_bounds(bounds, layout, model)
         physics = parameters.physics_vector(p0, model.parameter_names, model.defaults)
         estimated = contrast0 is None, offset0 is None
-        start = parameters.first_start(layout, physics, all_bounds, estimated)
+        start = parameters.first_start(layout, physics, all_bounds, estimated, solver.strict_bounds)
         sharding = getattr(opened.source, "sharding", None)
         program = PassProgram(model, solver.loss, all_mirrored, sharding)
         problem = FitProblem(
             model, opened, noise, layout, all_bounds, _free(layout, hold), mirrored, program,
-            solver, errors,
+            search, solver, errors,
         )  # fmt: skip
         runner = PassRunner(program, opened, noise, solver.f_scale, all_mirrored, bar.update)
         return _Starts(problem, runner, start, bar).run(begin)
@@ -140,11 +145,12 @@ class _Starts:
         self, problem: FitProblem, runner: PassRunner, start: Array, progress: FitProgress
     ) -> None:
         self.problem, self.runner, self.progress = problem, runner, progress
-        self.count = int(problem.solver.multistart)
         self.checkpoint = Checkpoint(problem, start, runner.bad)
-        first, seed = best_direction(start, problem), int(problem.solver.seed)
-        bounds, layout = problem.bounds, problem.layout
-        self.starts = parameters.drawn_starts(first, bounds, layout, self.count, seed)
+        found, self.search = find_starts(start, problem, EFFORTS[problem.search])
+        more, seed = int(problem.solver.multistart) - 1, int(problem.solver.seed)
+        drawn = parameters.drawn_starts(found[0], problem.bounds, problem.layout, more, seed)
+        self.starts = found + [find_starts(x, problem, EFFORTS["local"])[0][0] for x in drawn]
+        self.search += f", {len(self.starts)} fitted to all data"
         self.evaluations: list[Evaluation] = []  # of the starts so far
         self.solutions: dict[int, Solution] = {}  # of finished starts, by index
 
@@ -167,7 +173,6 @@ class _Starts:
     def _solve(self, k: int, start: Array) -> Solution:
         """Run the solver from start k; and again from its best point after blocks turned bad."""
         problem, stored = self.problem, self.checkpoint.starts.get(k)
-        start = start if k == 0 else best_direction(start, problem)
         save = functools.partial(self.checkpoint.save, k)
         earlier = 0 if stored is None else stored.nfev
         evaluation = Evaluation(problem, self.runner, start, self.progress, save, earlier)
@@ -197,18 +202,22 @@ class _Starts:
     ) -> FitResult:
         """Return the result of the best solution; the cost of other starts is infinite."""
         problem = self.problem
-        costs = tuple(solutions[k].cost if k in solutions else np.inf for k in range(self.count))
+        costs = tuple(
+            solutions[k].cost if k in solutions else np.inf for k in range(len(self.starts))
+        )
         best = int(np.argmin(costs))
         evaluation, solution, errors = self.evaluations[best], solutions[best], Jackknife()
         if problem.errors.method == "jackknife" and not interrupted:
             errors = jackknife(problem, evaluation, solution)
-        return summarize(problem, evaluation, solution, errors, costs, begin, interrupted)
+        return summarize(
+            problem, evaluation, solution, errors, costs, self.search, begin, interrupted
+        )
 
     def _best_so_far(self, begin: float) -> FitResult | None:
         """Return the best point of all finished starts and the interrupted one."""
         points = {k: evaluation.best for k, evaluation in enumerate(self.evaluations)}
         solutions = {k: point for k, point in points.items() if point is not None} | self.solutions
-        finished = f"{len(self.solutions)} of {self.count} starts were finished"
+        finished = f"{len(self.solutions)} of {len(self.starts)} starts were finished"
         reason = f"the fit was interrupted, {finished}"
         return self._best(solutions, begin, reason) if solutions else None
 
@@ -232,6 +241,8 @@ def curve_fit(
 def _layout(model: Model, sample: sampling.RowSample, scaling: str, **starts: Any) -> FitLayout:
     n_phi, pair = model.geometry.n_phi, []
     choice(scaling, "scaling", (*SCALINGS, "auto"))
+    if model.isotropic and scaling != "fixed":
+        scaling = "constant"
     if scaling == "auto":
         scaling = "constant" if n_phi >= 3 else "individual"
     estimates = zip(starts.items(), sampling.estimate_contrast_offset(sample), strict=True)

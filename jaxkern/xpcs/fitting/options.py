@@ -37,7 +37,10 @@ class SolverOptions:
         `scipy.optimize.least_squares`.
       ftol, xtol, gtol, max_nfev, x_scale: as in `scipy.optimize.least_squares`.
       multistart, seed: number of starts, of which the best solution is returned. The first is `p0`;
-        the others are drawn within the bounds.
+        the others are drawn within the bounds. The argument `search` of `fit` finds most minima
+        in less time.
+      strict_bounds: True to raise ValueError for a `p0` outside the bounds, which is otherwise
+        moved to them with a warning.
       allow_bounds: True if a physics parameter at one of its bounds is a valid result. Otherwise
         such a fit has ``success=False``. Contrast and offset may always be at a bound.
     """
@@ -51,6 +54,7 @@ class SolverOptions:
     x_scale: Any = "jac"
     multistart: int = 1
     seed: int = 0
+    strict_bounds: bool = False
     allow_bounds: bool = False
 
     def __post_init__(self) -> None:

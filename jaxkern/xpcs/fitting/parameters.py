@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -176,11 +177,16 @@ def fit_bounds(bounds: Any, layout: FitLayout, model: Model) -> PeriodicBounds:
 
 
 def first_start(
-    layout: FitLayout, physics: Array, bounds: PeriodicBounds, estimated: tuple[bool, bool]
+    layout: FitLayout,
+    physics: Array,
+    bounds: PeriodicBounds,
+    estimated: tuple[bool, bool],
+    strict: bool,
 ) -> Array:
-    """Return the start of all fitted parameters, after a check that it is within the bounds.
+    """Return the start of all fitted parameters within the bounds.
 
-    Contrast or offset is moved inside its bounds if it was `estimated` from the data.
+    Contrast or offset is moved inside its bounds if it was `estimated` from the data. Other values
+    are moved to their bounds, with a warning, unless the bounds are `strict`.
     """
     start, scales, (lower, upper) = layout.vector(physics), layout.n_scales, bounds.solver
     for k, is_estimated in enumerate(estimated):
@@ -189,33 +195,55 @@ def first_start(
             with np.errstate(invalid="ignore"):
                 margin = np.minimum(1e-3 * (upper[part] - lower[part]), 1e-3)
             start[part] = np.clip(start[part], lower[part] + margin, upper[part] - margin)
-    for name, value, low, high in zip(layout.names, start, lower, upper, strict=True):
-        if not low <= value <= high:
-            raise ValueError(
-                f"p0: expected {name} within bounds {low:g} .. {high:g}, got {value:g}; change one"
-            )
-    return start
+    outside = [
+        f"{name} within {low:g} .. {high:g}, got {value:g}"
+        for name, value, low, high in zip(layout.names, start, lower, upper, strict=True)
+        if not low <= value <= high
+    ]
+    if outside:
+        text = f"p0: expected {'; '.join(outside)}"
+        if strict:
+            raise ValueError(f"{text}; change p0 or the bounds")
+        warnings.warn(f"{text}: the fit starts at the bound", RuntimeWarning, stacklevel=4)
+    return np.clip(start, lower, upper)
 
 
 def drawn_starts(
     start: Array, bounds: PeriodicBounds, layout: FitLayout, count: int, seed: int
 ) -> list[Array]:
-    """Return the start and count - 1 others, drawn within the bounds of the physics.
+    """Return `count` random starts; see `spread`."""
+    cube = np.random.default_rng(seed).random((count, len(layout.physics_names)))
+    return list(spread(cube, start, bounds, layout, np.ones(layout.size, bool)))
 
-    The distribution is uniform: in the logarithm for positive bounds that span more than two
-    decades, and around the start for a parameter without bounds.
+
+def spread(
+    cube: Array,
+    start: Array,
+    bounds: PeriodicBounds,
+    layout: FitLayout,
+    free: NDArray[np.bool_],
+) -> Array:
+    """Map points [k, m] of the unit cube to starts [k, p] with other values of the m free physics.
+
+    Exponents and angles are uniform within their bounds. Amplitudes, which have a unit, are uniform
+    in the logarithm: over positive bounds, or over four decades on each side of 0. A parameter
+    without bounds is uniform around its start.
     """
-    draw = np.random.default_rng(seed)
-    starts = [start]
-    for _ in range(count - 1):
-        x = start.copy()
-        for k in range(2 * layout.n_scales, layout.size):
-            low, high, u = bounds.lower[k], bounds.upper[k], draw.random()
-            if not (np.isfinite(low) and np.isfinite(high)):
-                x[k] = np.clip(x[k] + (2 * u - 1) * max(abs(x[k]), 1.0), low, high)
-            elif low > 0 and high > 100 * low:
-                x[k] = low * (high / low) ** u
-            else:
-                x[k] = low + (high - low) * u
-        starts.append(x)
+    starts = np.tile(start, (len(cube), 1))
+    moving = np.flatnonzero(free[2 * layout.n_scales :]) + 2 * layout.n_scales
+    for k, u in zip(moving, cube.T, strict=True):
+        low, high = bounds.lower[k], bounds.upper[k]
+        amplitude = bool(layout.units[k]) and np.isinf(bounds.period[k])
+        if not (np.isfinite(low) and np.isfinite(high)):
+            value = start[k] + (2 * u - 1) * max(abs(start[k]), 1.0)
+        elif low > 0 and high > 100 * low:
+            value = low * (high / low) ** u
+        elif amplitude and low <= 0 <= high:
+            share = -low / (high - low)
+            below = u < share
+            size = np.where(below, u / max(share, 1e-300), (u - share) / max(1.0 - share, 1e-300))
+            value = np.where(below, low, high) * 1e-4 ** np.where(below, size, 1.0 - size)
+        else:
+            value = low + (high - low) * u
+        starts[:, k] = np.clip(value, low, high)
     return starts

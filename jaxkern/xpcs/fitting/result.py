@@ -21,7 +21,7 @@ from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
 from jaxkern.xpcs.fitting.quality import check
 from jaxkern.xpcs.fitting.sampling import format_frames
-from jaxkern.xpcs.fitting.solver import Covariance, Solution, covariance
+from jaxkern.xpcs.fitting.solver import Covariance, Solution, covariance, weakest_direction
 from jaxkern.xpcs.model.models import Geometry
 
 Array = NDArray[np.float64]
@@ -71,7 +71,9 @@ class FitResult:
       physics: the model's parameters [p] in its own order.
       timings: `FitTimings`, in seconds.
       peak_memory: largest measured anonymous memory, bytes.
-      costs, start_costs: of the evaluated points, and of each start of a multistart, in order.
+      costs, start_costs: of the evaluated points, and of each start that was fitted to all data, if
+        there were several, in order.
+      search: which starts were tried.
       warnings: remarks on the result.
       held: names of the parameters that were not fitted.
       interrupted: True for the best result so far of a fit that Ctrl-C ended, see `FitInterrupted`.
@@ -103,6 +105,7 @@ class FitResult:
     costs: tuple[float, ...]
     warnings: tuple[str, ...] = ()
     start_costs: tuple[float, ...] = ()
+    search: str = ""
     pcov_independent: Array = field(default_factory=lambda: np.zeros((0, 0)))
     errors: str = "independent"
     error_passes: int = 0
@@ -148,6 +151,7 @@ class FitResult:
             *rows,
             f"  chi2 {self.chi2:.6g} over {self.count} points, reduced {self.reduced_chi2:.4g}",
             f"  sigma: {self.sigma_method}",
+            f"  starts: {self.search}",
             f"  compile {self.timings.compile:.2f} s, compute {self.timings.compute:.2f} s, "
             f"total {self.timings.total:.2f} s; {self.peak_memory / 2**20:.0f} MiB of memory",
         ]
@@ -248,6 +252,7 @@ def summarize(
     solution: Solution,
     jackknife: Jackknife,
     start_costs: tuple[float, ...],
+    search: str,
     begin: float,
     interrupted: str,
 ) -> FitResult:
@@ -286,7 +291,7 @@ def summarize(
         bounded = _at_bounds(x, *problem.bounds.solver, names, problem.free & ~excluded)
         notes = [f"{line}; its error is not meaningful" for line in bounded.values()]
         notes += rank_warnings(inverse, names)
-        reasons = _unusable(problem, x, pcov, bounded)
+        reasons = _unusable(problem, x, pcov, bounded, normal.jtj)
     if interrupted:
         reasons = [interrupted]
     else:
@@ -341,13 +346,16 @@ def summarize(
         costs=solution.costs,
         warnings=tuple(notes),
         start_costs=start_costs if len(start_costs) > 1 else (),
+        search=search,
         keep=data.keep,
         held=tuple(name for name, free in zip(names, problem.free, strict=True) if not free),
         interrupted=bool(interrupted),
     )
 
 
-def _unusable(problem: FitProblem, x: Array, pcov: Array, bounded: dict[int, str]) -> list[str]:
+def _unusable(
+    problem: FitProblem, x: Array, pcov: Array, bounded: dict[int, str], jtj: Array
+) -> list[str]:
     """Return reasons why the physics [p] are unusable; contrast and offset are ignored."""
     names, scales = problem.layout.names, 2 * problem.layout.n_scales
     reasons = []
@@ -363,7 +371,13 @@ def _unusable(problem: FitProblem, x: Array, pcov: Array, bounded: dict[int, str
         for k in undetermined(x, errors, problem.bounds, physics)
     ]
     if values:
-        reasons.append(f"the data do not determine {', '.join(values)}: hold some, or fit fewer")
+        members, change = weakest_direction(jtj, physics)
+        along = ""
+        if len(members) > 1:
+            ratio = " : ".join(f"{number:.3g}" for number in change)
+            along = f" (chi2 changes least along {' : '.join(names[k] for k in members)} = {ratio})"
+        listed = ", ".join(values)
+        reasons.append(f"the data do not determine {listed}{along}: hold some, or fit fewer")
     return reasons
 
 

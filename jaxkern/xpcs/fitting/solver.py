@@ -183,3 +183,17 @@ def covariance(jtj: Array, *, active: NDArray[np.bool_] | None = None) -> Covari
         for a, b in np.argwhere(np.triu(np.abs(correlation) > 0.999, 1))
     )
     return Covariance(inverse, tuple(tradeoffs), nearly)
+
+
+def weakest_direction(jtj: Array, free: NDArray[np.bool_]) -> tuple[NDArray[np.intp], Array]:
+    """Return the direction in which chi2 changes least: indices of parameters, and their changes.
+
+    It is the eigenvector of the smallest eigenvalue of J^T J [p, p] with a unit diagonal, without
+    members below a tenth of its largest one. The first change is 1.
+    """
+    indices = np.flatnonzero(free)
+    unit, norms = normalized(jtj[np.ix_(indices, indices)])
+    vector = np.linalg.eigh(unit)[1][:, 0]
+    members = np.flatnonzero(np.abs(vector) > 0.1 * np.abs(vector).max())
+    change = vector[members] / norms[members]
+    return indices[members], change / change[0]

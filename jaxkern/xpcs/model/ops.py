@@ -93,8 +93,9 @@ def _abstract(op: str, operands: str, *results: str) -> Callable[..., Any]:
     return evaluate
 
 
-# csrc/xpcs/arithmetic.h: kMaxTables.
+# csrc/xpcs/arithmetic.h: kMaxTables; csrc/xpcs/plan.h: kMaxComponents, kMaxComponentParameters.
 _MAX_TABLES = 64
+_MAX_COMPONENTS, _MAX_COMPONENT_PARAMETERS = 8, 32
 
 
 def _normal_supports(*operands: Any, shear_power: int, **_: Any) -> str | None:
@@ -104,6 +105,19 @@ def _normal_supports(*operands: Any, shear_power: int, **_: Any) -> str | None:
     if shear_power == 0 and k_X:
         return "tangent tables of X with shear_power=0"
     return None
+
+
+def _component_supports(weight: Any, *_: Any, **__: Any) -> str | None:
+    if not 1 <= weight.shape[0] <= _MAX_COMPONENTS:
+        return f"{weight.shape[0]} components; the kernels support 1 to {_MAX_COMPONENTS}"
+    return None
+
+
+def _component_normal_supports(*operands: Any, **_: Any) -> str | None:
+    if operands[3].shape[0] > _MAX_COMPONENT_PARAMETERS:
+        count = operands[3].shape[0]
+        return f"{count} parameters; the kernels support up to {_MAX_COMPONENT_PARAMETERS}"
+    return _component_supports(*operands)
 
 
 def _with_zeros(tangents: Sequence[Any], primals: Sequence[Any]) -> list[Any]:
@@ -244,22 +258,25 @@ two_time_normal_equations = _op(
 _PHASES = "weight:C,n decay:C,n phase:C,n"
 component_g2 = _op(
     component_twin.component_g2, f"{_PHASES} contrast: offset:", "n,n",
-    cost=_per_point(_FLOPS_F, 1), jvp=functools.partial(_g2_jvp, "component"), platforms=(),
+    cost=_per_point(_FLOPS_F, 1), jvp=functools.partial(_g2_jvp, "component"),
+    supports=_component_supports, platforms=("cpu",),
 )  # fmt: skip
 component_g2_tangent = _op(
     component_twin.component_g2_tangent,
     f"{_PHASES} contrast: dweight:C,n ddecay:C,n dphase:C,n dcontrast: doffset:", "n,n",
     cost=_per_point(_FLOPS_SLOPES + 8, 1),
-    transpose=functools.partial(_tangent_transpose, "component"), platforms=(),
+    transpose=functools.partial(_tangent_transpose, "component"),
+    supports=_component_supports, platforms=("cpu",),
 )  # fmt: skip
 component_g2_cotangent = _op(
     component_twin.component_g2_cotangent, f"{_PHASES} contrast: G:n,n",
-    "C,n", "C,n", "C,n", "", "", cost=_per_point(_FLOPS_SLOPES + 10, 1), platforms=(),
+    "C,n", "C,n", "C,n", "", "", cost=_per_point(_FLOPS_SLOPES + 10, 1),
+    supports=_component_supports, platforms=("cpu",),
 )  # fmt: skip
 component_residual = _op(
     component_twin.component_residual, f"{_PHASES} contrast: offset: data:n,n sigma:n,n", "n,n",
     cost=_per_point(_FLOPS_F + 3, 3), jvp=functools.partial(_residual_jvp, "component"),
-    platforms=(),
+    supports=_component_supports, platforms=("cpu",),
 )  # fmt: skip
 component_normal_equations = _op(
     component_twin.component_normal_equations,
@@ -267,6 +284,7 @@ component_normal_equations = _op(
     "contrast: offset: data:m,n:stored quantization:2 sigma:m,n keep:n:uint8 f_scale: "
     "first_row::int32 initial:S",
     "S",
+    supports=_component_normal_supports,
     cost=_component_normal_cost,
-    platforms=(),
+    platforms=("cpu",),
 )

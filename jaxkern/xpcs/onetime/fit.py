@@ -48,24 +48,21 @@ def fit_g2(
     f_scale: float | None = None,
     p0: Mapping[str, ArrayLike] | None = None,
     absolute_sigma: bool = False,
+    g2_groups: ArrayLike | None = None,
     g2_parts: ArrayLike | None = None,
     bins: ArrayLike | None = None,
     phi: ArrayLike | None = None,
 ) -> G2Fit:
     """Fit g2(tau) of all bins at once by least squares, in float64.
 
-    With g1 = exp(-rate tau) in the simplest case, g2 = baseline + contrast |g1|^2:
+    g2 = baseline + contrast g1^2, with g1 of the models:
 
-    ==================  =====================================================================
-    model               g1
-    ==================  =====================================================================
-    "exponential"       exp(-rate tau)
-    "stretched"         exp(-(rate tau)^stretch)
-    "double"            fraction exp(-rate tau) + (1 - fraction) exp(-slow_rate tau)
-    "shear-gaussian"    exp(-rate tau - (shear tau)^2 / 2), of a normal distribution of velocities
-    "shear-sinc"        exp(-rate tau) sinc(shear tau)^2, as in `LaminarFlow`
-    f(tau, **params)    (a function that returns g2 [n_tau], in JAX)
-    ==================  =====================================================================
+    - ``"exponential"``: exp(-rate tau);
+    - ``"stretched"``: exp(-(rate tau)^stretch);
+    - ``"double"``: fraction exp(-rate tau) + (1 - fraction) exp(-slow_rate tau);
+    - ``"shear-gaussian"``: exp(-rate tau - (shear tau)^2 / 2), of a normal distribution of
+      velocities;
+    - ``"shear-sinc"``: exp(-rate tau) sinc(shear tau)^2, as in `LaminarFlow`.
 
     Args:
       tau: [n_tau] delays in s.
@@ -84,9 +81,10 @@ def fit_g2(
         if there are no errors.
       p0: name -> starting value, a number or [n_bins], in place of those estimated from the data.
       absolute_sigma: as in `scipy.optimize.curve_fit`. It affects errors of independent noise.
-      g2_parts: [n_parts, n_tau, n_bins] g2 of equal parts of the run, with NaN at delays that they
-        do not have: errors then come from a jackknife over the parts, which includes the
-        correlation of the noise between delays.
+      g2_groups: [n_groups, n_tau, n_bins] g2 of groups of pixels of equal size: errors then come
+        from a jackknife over the groups, which includes the correlation of noise between delays.
+      g2_parts: [n_parts, n_tau, n_bins] the same for equal parts of the run, with NaN at delays
+        that they do not have.
       bins, phi: [n_bins] labels for the result.
 
     Raises:
@@ -97,8 +95,8 @@ def fit_g2(
       >>> tau, q = np.geomspace(1e-3, 1.0, 40), np.array([0.01, 0.02, 0.03])
       >>> g2 = 1 + 0.2 * np.exp(-2 * 1e4 * q**2 * tau[:, None])
       >>> fit = jk.xpcs.fit_g2(tau, g2, q=q)
-      >>> fit.params["rate"].round(6).tolist(), fit.success.all()
-      ([1.0, 4.0, 9.0], np.True_)
+      >>> fit.params["rate"].round(6).tolist(), bool(fit.success.all())
+      ([1.0, 4.0, 9.0], True)
       >>> jk.xpcs.fit_g2(tau, g2, q=q, share=["D"]).params["D"].round(3).tolist()
       [10000.0, 10000.0, 10000.0]
     """
@@ -120,7 +118,11 @@ def fit_g2(
     weight = np.zeros((n_tau, n_bins))
     used = np.isfinite(curves) & np.isfinite(errors) & (errors > SIGMA_FLOOR)
     weight[used] = 1.0 / errors[used]
-    parts = _check_parts(g2_parts, curves.shape)
+    if g2_groups is not None and g2_parts is not None:
+        raise ValueError("g2_parts: expected groups or parts, got both; pass one of them")
+    parts, kind = _check_parts(g2_groups, "g2_groups", curves.shape), "groups of pixels"
+    if g2_parts is not None:
+        parts, kind = _check_parts(g2_parts, "g2_parts", curves.shape), "parts of the run"
     deviations, common = _deviations(parts, errors, used)
     lower, upper = _bounds(plan, bounds)
     start = _starts(plan, p0, n_bins, lower, upper)
@@ -151,7 +153,8 @@ def fit_g2(
         reduced = np.where(freedom > 0, fitted.chi2 / freedom, np.inf)
     if g2_err is None:
         absolute_sigma = False
-    variance, method = _variance(fitted, noise, absolute_sigma, len(parts), g2_err is None)
+    variance = _variance(fitted, noise, absolute_sigma, len(parts), g2_err is None)
+    method = f"jackknife over {len(parts)} {kind}" if len(parts) else "independent"
     variance[:, [k for k, n in enumerate(plan.names) if n in order and held[order.index(n)]]] = 0.0
     values = fitted.values
     if decay.name == "double" and not plan.shared and not bounds:
@@ -211,15 +214,15 @@ def _per_bin(values: Any, name: str, n_bins: int) -> Any:
     return array
 
 
-def _check_parts(parts: Any, shape: tuple[int, ...]) -> Array:
+def _check_parts(parts: Any, name: str, shape: tuple[int, ...]) -> Array:
     if parts is None:
         return np.zeros((0, *shape))
     array = np.asarray(parts, np.float64)
     array = array.reshape(len(array), *shape) if array.size == len(array) * shape[0] else array
     if array.shape[1:] != shape or len(array) < 2:
         raise ValueError(
-            f"g2_parts: expected [n_parts, n_tau, n_bins] of at least 2 parts, with "
-            f"{list(shape)} as g2, got {list(array.shape)}"
+            f"{name}: expected [n, n_tau, n_bins] with n of at least 2 and {list(shape)} as g2, "
+            f"got {list(array.shape)}"
         )
     return array
 
@@ -376,21 +379,20 @@ def _check_function(plan: FitPlan, tau: Array) -> None:
 
 def _variance(
     fitted: FittedCurves, noise: Array, absolute_sigma: bool, n_parts: int, unit_errors: bool
-) -> tuple[Array, str]:
-    """Return the variances [n_bins, P] of the parameters, and the method in words."""
+) -> Array:
+    """Return the variances [n_bins, P] of the parameters."""
     scale = np.ones_like(noise) if absolute_sigma else noise
     with np.errstate(invalid="ignore"):
         independent = np.where(np.isinf(fitted.variance), np.inf, fitted.variance * scale[:, None])
     if not n_parts:
-        return independent, "independent"
+        return independent
     from scipy.special import stdtrit
 
     # The interval of one standard error has its coverage with the few parts, too.
     student = stdtrit(n_parts - 1, 0.8413447460685429) ** 2
     variance = student * (fitted.changes[:, :-1] ** 2).sum(1) / (n_parts * (n_parts - 1))
     variance += fitted.changes[:, -1] ** 2 * (noise[:, None] if unit_errors else 1.0)
-    variance = np.where(np.isfinite(independent), variance, np.inf)
-    return variance, f"jackknife over {n_parts} parts of the run"
+    return np.where(np.isfinite(independent), variance, np.inf)
 
 
 def _fast_first(plan: FitPlan, values: Array, variance: Array) -> tuple[Array, Array]:
@@ -413,36 +415,35 @@ def _messages(
     least_points: int,
 ) -> list[str]:
     """Return the reasons why the fit of each bin did not succeed; empty texts for the others."""
-    messages = []
-    for b, count in enumerate(n_points.tolist()):
-        reasons = []
-        if count < max(least_points, 1):
-            reasons.append(f"expected at least {max(least_points, 1)} points, got {count}")
-        elif not np.isfinite(fitted.cost[b]):
-            reasons.append("the model is not finite at the starting values; pass p0")
-        elif not fitted.converged[b]:
-            reasons.append(f"no convergence after {MOST_ITERATIONS} iterations; pass p0")
-        else:
-            for name, pair in limits.items():
-                reasons += _doubts(name, params[name][b], errors[name][b], pair)
-            if not reasons and "contrast" in params:
-                value, error = params["contrast"][b], errors["contrast"][b]
-                if not abs(value) >= _LEAST_CONTRAST * error:
-                    reasons.append(f"no decay: contrast {value:.3g} +/- {error:.2g}")
-        messages.append("; ".join(reasons))
-    return messages
+    reasons: list[list[str]] = [[] for _ in n_points]
+    pending = np.ones(len(n_points), bool)
 
+    def add(where: Any, text: str, *values: Any) -> None:
+        for b in np.flatnonzero(pending & where).tolist():
+            reasons[b].append(text.format(*(x[b] for x in values)))
 
-def _doubts(name: str, value: float, error: float, limits: tuple[float, float]) -> list[str]:
-    """Return a reason why a parameter is unusable, if there is one."""
-    low, high = limits
-    if low >= high or name == "baseline":
-        return []
-    if not error <= _LARGEST_ERROR * max(abs(value), np.finfo(float).tiny):
-        return [f"the data do not determine {name}"]
-    if name != "contrast":
-        tolerance = 1e-6 * (high - low if np.isfinite(high - low) else abs(value))
-        for bound, side in ((low, "lower"), (high, "upper")):
-            if abs(value - bound) <= tolerance:
-                return [f"{name} is at its {side} bound {bound:g}"]
-    return []
+    least = max(least_points, 1)
+    add(n_points < least, f"expected at least {least} points, got {{}}", n_points)
+    pending &= n_points >= least
+    infinite = ~np.isfinite(fitted.cost)
+    add(infinite, "the model is not finite at the starting values; pass p0")
+    pending &= ~infinite
+    add(~fitted.converged, f"no convergence after {MOST_ITERATIONS} iterations; pass p0")
+    pending &= fitted.converged
+    for name, (low, high) in limits.items():
+        value, error = params[name], errors[name]
+        if low >= high or name == "baseline":
+            continue
+        unknown = ~(error <= _LARGEST_ERROR * np.maximum(np.abs(value), np.finfo(float).tiny))
+        add(unknown, f"the data do not determine {name}")
+        if name != "contrast":
+            tolerance = 1e-6 * (high - low if np.isfinite(high - low) else np.abs(value))
+            for bound, side in ((low, "lower"), (high, "upper")):
+                text = f"{name} is at its {side} bound {bound:g}"
+                add(~unknown & (np.abs(value - bound) <= tolerance), text)
+    if "contrast" in params:
+        value, error = params["contrast"], errors["contrast"]
+        pending &= [not texts for texts in reasons]
+        none = ~(np.abs(value) >= _LEAST_CONTRAST * error)
+        add(none, "no decay: contrast {:.3g} +/- {:.2g}", value, error)
+    return ["; ".join(texts) for texts in reasons]

@@ -266,6 +266,50 @@ def normal_equations(data: Any, dtype: Any, **options: int) -> Callable[[], dict
     return make
 
 
+def component(name: str, dtype: Any) -> Callable[[], dict[str, Any]]:
+    """An op of two components, over angles with different tables."""
+
+    def make() -> dict[str, Any]:
+        samples, n = [], 19
+        for k in range(8):
+            random = np.random.default_rng(k)
+            steps = random.uniform(0.01, 0.2, (2, 2, n))
+            phases = (random.uniform(-1, 0, (2, n)), *np.cumsum(steps, -1))
+            model = (*phases, random.uniform(0.2, 0.8))
+            operands = {
+                "component_g2": (*model, 1.0 + 0.01 * k),
+                "component_g2_tangent": (*model, *random.normal(size=(3, 2, n)), 0.3, -0.2 * k),
+                "component_g2_cotangent": (*model, random.normal(size=(n, n))),
+                "component_residual": (*model, 1.1, *random.uniform(0.5, 1.5, (2, n, n))),
+            }[name]
+            samples.append(tuple(jnp.asarray(x, dtype) for x in operands))
+        static = {"sigma_rank": 2} if name == "component_residual" else {}
+        tolerance = 1e-5 if dtype == np.float64 else 2e-4
+        case = {"op": getattr(xpcs, name), "samples": samples, "static": static}
+        return {**case, "rtol": tolerance, "atol": tolerance}
+
+    return make
+
+
+def component_normal_equations(data: Any, **options: int) -> Callable[[], dict[str, Any]]:
+    """Normal equations of two components with 3 parameters."""
+
+    def make() -> dict[str, Any]:
+        case = normal_equations(data, np.float64, **options)()
+        static = {name: value for name, value in case["static"].items() if name != "shear_power"}
+        samples = []
+        for k, (_, _, _, _, *rest) in enumerate(case["samples"]):
+            random, n = np.random.default_rng(100 + k), 19
+            steps = random.uniform(0.01, 0.2, (2, 2, n))
+            tables = random.uniform(-1, 0, (2, n)), *np.cumsum(steps, -1)
+            tangents = random.normal(size=(3, 3, 2, n))
+            tangents[1, 0] = 0.0  # the kernel skips tables of zeros
+            samples.append((*map(jnp.asarray, (*tables, *tangents)), *rest[:-1], rest[-1][:24]))
+        return {**case, "op": xpcs.component_normal_equations, "samples": samples, "static": static}
+
+    return make
+
+
 def multitau_update(dtype: Any) -> Callable[[], dict[str, Any]]:
     """States of runs of different lengths, with blocks of frames that complete several levels."""
 
@@ -369,6 +413,18 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         )
         for dtype, rows in ((np.float64, f64), (np.float32, f32))
     },
+    "component_g2-f64": (component("component_g2", np.float64), _ROWS),
+    "component_g2_tangent-f64": (component("component_g2_tangent", np.float64), _AUTO_ROWS),
+    "component_g2_cotangent-f64": (component("component_g2_cotangent", np.float64), _AUTO_ROWS),
+    "component_residual-f32": (component("component_residual", np.float32), _REVERSE_ROWS),
+    "component_normal_equations-f64": (
+        component_normal_equations(np.float64, loss=1, symmetric=2),
+        _ALL_ROWS,
+    ),
+    "component_normal_equations-sigma-f32-in-f64": (
+        component_normal_equations(np.float32, sigma_rank=2),
+        _DTYPE_ROWS,
+    ),
     "multitau_update-u8": (multitau_update(np.uint8), _ROWS),
     "multitau_update-u32": (multitau_update(np.uint32), _DTYPE_ROWS),
     "multitau_update-i32": (multitau_update(np.int32), _DTYPE_ROWS),

@@ -1,6 +1,6 @@
 """`python -m jaxkern xpcs fit-g2`: a file of results to a table, plots and a power law, in process.
 
-Would catch: an option that does not reach the fit, parts of the file that are not used, an error
+Would catch: an option that does not reach the fit, groups of the file that are not used, an error
 that is a traceback.
 """
 
@@ -25,23 +25,26 @@ def folder(tmp_path_factory):
     frames = xpcs.simulate_frames(
         RATES, n_frames=2000, qmap=qmap, photons=2.0, seed=1, progress=False
     )
-    for name, options in (("parts", {"parts": 10, "frame_time": 1e-3}), ("plain", {})):
+    for name, options in (("groups", {"groups": 20, "frame_time": 1e-3}), ("plain", {})):
         result = xpcs.multitau(frames, qmap, overview=True, progress=False, **options)
         xpcs.write_results(folder / f"{name}.hdf", result)
+        np.save(folder / f"{name}.npy", np.array(result.g2_groups, np.float64))
     return folder
 
 
 def test_table_plots_and_power_law(folder, tmp_path, capsys):
     output, plots = tmp_path / "fit.csv", tmp_path / "plots"
-    command = ["xpcs", "fit-g2", str(folder / "parts.hdf"), "--bounds", "baseline=0.9,1.1"]
+    command = ["xpcs", "fit-g2", str(folder / "groups.hdf"), "--bounds", "baseline=0.9,1.1"]
     command += ["--output", str(output), "--plots", str(plots)]
     assert main([*command, "--json"]) == 0
     captured = capsys.readouterr()
     record = json.loads(captured.out)
     assert captured.err == ""
-    assert record["errors"] == "jackknife over 10 parts of the run"
+    assert record["errors"] == "jackknife over 20 groups of pixels"
     assert [row["q"] for row in record["bins"]] == Q.tolist()
-    fit = xpcs.read_results(folder / "parts.hdf").multitau.fit_g2(bounds={"baseline": (0.9, 1.1)})
+    result = xpcs.read_results(folder / "groups.hdf").multitau
+    np.testing.assert_array_equal(result.g2_groups, np.load(folder / "groups.npy"))
+    fit = result.fit_g2(bounds={"baseline": (0.9, 1.1)})
     assert [row["rate"] for row in record["bins"]] == fit.params["rate"].tolist()
     for row, rate in zip(record["bins"], 1e3 * RATES, strict=True):
         assert abs(row["rate"] - rate) < 4 * row["rate_err"] < rate
@@ -59,7 +62,7 @@ def test_shared_parameters_and_a_time_between_frames(folder, capsys):
     captured = capsys.readouterr()
     assert "2 of 3" not in captured.out
     assert "rate = D q^exponent" in captured.out
-    assert "--parts 10" in captured.err
+    assert "--groups 32" in captured.err
 
 
 @pytest.mark.parametrize(

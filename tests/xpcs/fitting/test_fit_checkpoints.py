@@ -208,7 +208,7 @@ def test_damaged_files(case, interrupted):
         ({"scaling": "constant"}, "scaling"),
         ({"keep": np.arange(N) != 5}, "keep"),
         ({"bounds": {"alpha": (-1.5, 1.0)}}, "bounds"),
-        ({"multistart": 2}, "multistart"),
+        ({"multistart": 2}, "search"),
     ],
 )
 def test_another_fit(case, interrupted, changed, reason):

@@ -14,11 +14,11 @@ from support.xpcs import fit_problems as problems
 
 import jaxkern as jk
 from jaxkern.xpcs.fitting import fit as fitting
-from jaxkern.xpcs.fitting.directions import _ThinnedProblem
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
 from jaxkern.xpcs.fitting.passes import PassProgram
 from jaxkern.xpcs.fitting.result import undetermined
 from jaxkern.xpcs.fitting.sampling import RowSample, resolve_noise, sample_rows
+from jaxkern.xpcs.fitting.search import _ThinnedProblem
 
 N = 60
 PHI = np.linspace(0.0, 157.5, 8)
@@ -93,14 +93,14 @@ def test_bounds_narrower_than_half_a_turn_are_respected():
 
 def test_a_good_start_is_not_moved(monkeypatch):
     moved = []
-    search = fitting.best_direction
+    search = fitting.find_starts
 
-    def spy(start, problem):
-        result = search(start, problem)
-        moved.append(result is not start)
-        return result
+    def spy(start, problem, effort):
+        starts, text = search(start, problem, effort)
+        moved.append(starts[0] is not start)
+        return starts, text
 
-    monkeypatch.setattr(fitting, "best_direction", spy)
+    monkeypatch.setattr(fitting, "find_starts", spy)
     data = photons(truth(4.0))
     fit(data)
     assert moved == [False]
@@ -127,6 +127,19 @@ def test_the_gradient_of_the_search(x64, power):
         shift = step * np.eye(7)[k]
         slope = (thinned(x + shift).cost - thinned(x - shift).cost) / (2 * step)
         assert -2 * result.jtr[k] == pytest.approx(slope, rel=1e-4, abs=1e-6 * result.cost / step)
+
+
+def test_the_undetermined_combination_is_named():
+    """With alpha = 0, D0 and D_offset are one rate, and only their sum is determined."""
+    data = photons(truth(37.0))
+    result = fit(data, hold=["alpha", "gamma_dot_t_offset"], p0={**RATES, "D_offset": 500.0})
+    assert not result.success
+    direction = result.message.split("chi2 changes least along ")[1].split(")")[0]
+    names, ratio = direction.split(" = ")
+    assert names == "D0 : D_offset"
+    first, second = map(float, ratio.split(" : "))
+    assert first == 1
+    assert second == pytest.approx(-1, abs=0.01)
 
 
 def test_a_static_sample_does_not_determine_a_flow():

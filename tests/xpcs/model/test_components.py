@@ -23,7 +23,6 @@ from jaxkern.xpcs.model.models import Parameter
 N, PHI = 37, np.array([0.0, 40.0, 85.0])
 T = 0.1 * np.arange(N)
 pytestmark = pytest.mark.usefixtures("x64")
-backends = pytest.mark.parametrize("backend", ["jax"], indirect=True)
 
 
 @functools.cache
@@ -47,7 +46,6 @@ def test_parameters():
     assert model.bounds.tolist() == expected
 
 
-@backends
 def test_c2_is_that_of_mpmath(backend):
     model, _, exact = problem()
     assert np.abs(xpcs.g2(model, TRUTH, 0.3, 1.1) - exact).max() < 2e-11
@@ -77,7 +75,6 @@ def test_c2_at_limits(change):
     assert np.isfinite(slopes).all()
 
 
-@backends
 def test_normal_equations(backend):
     """Those of a dense Jacobian, which equals finite differences in 50 digits at some points."""
     model, oracle, exact = problem()
@@ -119,7 +116,6 @@ def test_normal_equations(backend):
         assert ne.mirrored == (0 if deviation is sigma else ne.count)
 
 
-@backends
 def test_residual_leaves_out_frame_0(backend):
     model, _, exact = problem()
     data = measured(exact, 0.01)
@@ -155,7 +151,6 @@ def three():
     return first, second, third
 
 
-@backends
 def test_three_components(backend):
     """Any number of components, also with a weight of 0, where the derivative is not 0."""
     parameters = [Parameter(name, "", 0.5, 0.0, 1.0) for name in "abcde"]

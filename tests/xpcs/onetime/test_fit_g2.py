@@ -137,6 +137,22 @@ def test_shared_parameters_are_the_joint_minimum_of_scipy():
     for name, value in truth.items():
         assert abs(fit.params[name][0] - value) < 4 * fit.errors[name][0]
 
+    # The jackknife is one Newton step for each part, here compared with refits.
+    parts = g2 + 2e-4 * rng.normal(size=(3, *g2.shape))
+    jackknife = xpcs.fit_g2(
+        TAU, g2, errors, model="stretched", q=Q, share=share, g2_parts=parts, absolute_sigma=True
+    )
+    changes = {name: [] for name in ("D", "stretch", "rate", "contrast")}
+    for k in range(3):
+        moved = g2 + parts[k] - parts.mean(0)
+        refit = xpcs.fit_g2(TAU, moved, errors, model="stretched", q=Q, share=share)
+        for name, values in changes.items():
+            values.append(refit.params[name] - fit.params[name])
+    student = 1.3213  # the 84.13% quantile of Student's distribution with 2 degrees of freedom
+    for name, values in changes.items():
+        expected = student * np.sqrt((np.array(values) ** 2).sum(0) / 6)
+        np.testing.assert_allclose(jackknife.errors[name], expected, rtol=0.03)
+
 
 def gelation(tau, *, rate, plateau=0.5, contrast=0.1, baseline):
     return baseline + contrast * (plateau + (1 - plateau) * jnp.exp(-2 * rate * tau))
@@ -259,11 +275,13 @@ def test_a_data_frame_needs_pandas(monkeypatch):
         fit.to_dataframe()
 
 
-def test_multitau_results_are_fitted_with_their_parts():
+@pytest.mark.parametrize("kind", ["groups", "parts"])
+def test_multitau_results_are_fitted_with_their_jackknife(kind):
     frames = xpcs.simulate_frames([0.05, 0.2], n_frames=2000, pixels=300, seed=3, progress=False)
-    result = xpcs.multitau(frames, frames.qmap, parts=10, frame_time=1e-3)
+    result = xpcs.multitau(frames, frames.qmap, **{kind: 10}, frame_time=1e-3)
     fit = result.fit_g2(p0={"baseline": 1.0})
-    assert fit.error_method == "jackknife over 10 parts of the run"
+    expected = {"groups": "10 groups of pixels", "parts": "10 parts of the run"}
+    assert fit.error_method == f"jackknife over {expected[kind]}"
     assert fit.success.all(), fit.messages
     pulls = (fit.params["rate"] - [50.0, 200.0]) / fit.errors["rate"]
     assert (np.abs(pulls) < 4).all()
@@ -272,6 +290,38 @@ def test_multitau_results_are_fitted_with_their_parts():
     unknown = xpcs.multitau(frames, frames.qmap, frame_time=None)
     with raises(ValueError, "frame_time", "pass frame_time to multitau"):
         unknown.fit_g2()
+
+
+def test_groups_of_pixels_are_the_jackknife_of_runs_without_them():
+    rng = np.random.default_rng(7)
+    frames = rng.poisson(1.0, (60, 6, 8)).astype(np.uint8)
+    dynamic = np.repeat([[1, 2], [1, 0], [3, 2]], 2, 0).repeat(4, 1)
+    dynamic[5, 7] = 4  # fewer pixels than groups
+    static = np.where(dynamic == 1, 1 + np.arange(8) // 2, dynamic + 2) * (dynamic > 0)
+    qmap = xpcs.QMap(dynamic, static)
+    result = xpcs.multitau(frames, qmap, groups=3, parts=2)
+    plain = xpcs.multitau(frames, qmap)
+    np.testing.assert_array_equal(result.g2, plain.g2)
+    np.testing.assert_array_equal(result.g2_err, plain.g2_err)
+    pixels = [np.flatnonzero(dynamic.ravel() == b) for b in (1, 2, 3)]
+    for k in range(3):
+        mask = np.ones(48, bool)
+        for own in pixels:
+            mask[own[np.arange(len(own)) * 3 // len(own) == k]] = False
+        rest = xpcs.multitau(frames, qmap, mask=mask.reshape(6, 8), bins=[1, 2, 3])
+        pseudo = 3 * plain.g2[:, :3] - 2 * rest.g2
+        np.testing.assert_allclose(result.g2_groups[k][:, :3], pseudo, rtol=1e-12)
+    assert np.isnan(result.g2_groups[:, :, 3]).all()  # the errors of this bin are then `g2_err`
+    covariance = np.cov(result.g2_groups[:, :, 0].T) / 3
+    np.testing.assert_allclose(result.g2_cov[0], covariance, atol=1e-15)
+    frame, pixel = np.nonzero(frames.reshape(60, 48))
+    events = pixel, frame, frames.reshape(60, 48)[frame, pixel]
+    sparse = xpcs.multitau_events(*events, 60, qmap, groups=3, bins=[2, 1])
+    np.testing.assert_array_equal(sparse.g2_groups, result.g2_groups[:, :, [1, 0]])
+    with raises(ValueError, "groups", "got 1"):
+        xpcs.multitau(frames, qmap, groups=1)
+    with raises(ValueError, "g2_cov", "pass groups"):
+        _ = plain.g2_cov
 
 
 def numpy_function(tau, rate=1.0):
@@ -304,6 +354,7 @@ INVALID = [
     ({"p0": {"rate": [1, 2, 3]}}, ["p0['rate']", "(2,)"]),
     ({"loss": "hubert"}, ["loss", "'huber'", "'hubert'"]),
     ({"loss": "huber"}, ["f_scale", "g2_err"]),
+    ({"g2_parts": [GOOD, GOOD], "g2_groups": [GOOD, GOOD]}, ["g2_parts", "both"]),
     ({"g2_parts": GOOD[None]}, ["g2_parts", "at least 2", "[1, 30, 2]"]),
 ]
 

@@ -1,0 +1,92 @@
+"""The search for other minima, and starts outside of the bounds.
+
+The oracle of the best minimum is a fit that starts at the truth.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.errors import raises, warns
+from support.xpcs import fit_checks as checks
+from support.xpcs import fit_problems as problems
+
+import jaxkern as jk
+
+N, PHI = 100, np.array([-80.0, -45.0, -5.0, 20.0, 35.0, 60.0, 85.0])
+SIGMA = 0.01
+
+
+def slow_flow(seed=0):
+    """Simulate a flow whose decay is far slower than that of the default parameters."""
+    t = np.arange(N) * problems.DT
+    geometry = jk.xpcs.Geometry(problems.Q, problems.GAP, problems.DT, t, PHI)
+    physics = np.array([1.7e3, -0.2, 150.0, 1.5e-4, 0.36, 0.0, -51.0])
+    contrast, offset = np.linspace(0.15, 0.4, len(PHI)), np.full(len(PHI), 1.0)
+    clean = problems.correlation(physics, contrast, offset, N, PHI)
+    noise = np.triu(np.random.default_rng(seed).normal(size=clean.shape) * SIGMA, 1)
+    return jk.xpcs.LaminarFlow(geometry), clean + noise + noise.transpose(0, 2, 1), physics
+
+
+def far_starts(model, count=6):
+    """Draw starts within the bounds, amplitudes in the logarithm."""
+    draw = np.random.default_rng(4)
+    for _ in range(count):
+        u = draw.random(7)
+        yield {
+            "D0": 100 * 1e3 ** u[0], "alpha": 4 * u[1] - 2, "D_offset": 1e3 * (u[2] - 0.5),
+            "gamma_dot_t0": 1e-6 * 5e5 ** u[3], "beta": 4 * u[4] - 2, "phi0": 180 * u[6] - 90,
+        }  # fmt: skip
+
+
+def test_the_best_minimum_is_found_from_anywhere():
+    model, data, truth = slow_flow()
+    best = checks.fit(model, data, SIGMA, truth)
+    assert best.success, best.message
+    local, auto = [], []
+    for p0 in [None, *far_starts(model)]:
+        local.append(checks.fit(model, data, SIGMA, p0))
+        auto.append(checks.fit(model, data, SIGMA, p0, search="auto"))
+    assert sum(result.cost > best.cost * (1 + 1e-5) for result in local) >= 2
+    assert not any(result.success for result in local if result.cost > best.cost * (1 + 1e-5))
+    for result in auto:
+        assert result.cost == pytest.approx(best.cost, rel=1e-5)
+        assert result.success, result.message
+        assert "260 compared on thinned data" in result.search
+    wide = checks.fit(model, data, SIGMA, search="wide")
+    assert wide.cost == pytest.approx(best.cost, rel=1e-5)
+    assert "4100 compared" in str(wide)
+
+
+def test_a_search_over_held_and_static_parameters():
+    model, data, truth = slow_flow()
+    result = checks.fit(model, data, SIGMA, search="auto", hold=["beta", "phi0"],
+                        p0={"beta": 0.36, "phi0": -51.0, "D0": 9e4})  # fmt: skip
+    assert result.as_dict["beta"] == 0.36
+    assert result.success, result.message
+    t = np.arange(N) * problems.DT
+    static = jk.xpcs.Static(jk.xpcs.Geometry(problems.Q, None, problems.DT, t, [0.0]))
+    still = np.concatenate([truth[:3], [0.0, 0.0, 0.0, 0.0]])
+    clean = problems.correlation(still, np.array([0.3]), np.array([1.0]), N, np.zeros(1))
+    noise = np.triu(np.random.default_rng(1).normal(size=clean.shape) * SIGMA, 1)
+    single = checks.fit(static, clean + noise + noise.transpose(0, 2, 1), SIGMA, search="auto")
+    assert single.success, single.message
+    assert "257 compared" in single.search
+
+
+def test_outliers_do_not_mislead_a_robust_fit():
+    model, data, truth = slow_flow()
+    data[:, 20, 50] = data[:, 50, 20] = 50.0
+    result = checks.fit(model, data, SIGMA, truth, search="auto", loss="cauchy")
+    clean = checks.fit(model, slow_flow()[1], SIGMA, truth, loss="cauchy")
+    np.testing.assert_array_less(np.abs(result.physics - clean.physics)[3:], clean.perr[-4:])
+
+
+def test_a_start_outside_of_the_bounds():
+    model, data, truth = slow_flow()
+    outside = {**dict(zip(model.parameter_names, truth, strict=True)), "D0": 1.0}
+    with warns(RuntimeWarning, "p0", "D0", "100 .. 100000", "got 1"):
+        result = checks.fit(model, data, SIGMA, outside, search="auto")
+    assert result.success, result.message
+    with raises(ValueError, "p0", "D0", "100 .. 100000", "got 1"):
+        checks.fit(model, data, SIGMA, outside, strict_bounds=True)
