@@ -29,7 +29,7 @@ def diffusion(draw: np.random.Generator, span: float, low: float, high: float) -
 
 def drawn(kind: str, draw: np.random.Generator) -> tuple[jk.xpcs.Model, Any]:
     """Return a model of 7 angles, and true parameters."""
-    n = int(draw.choice([200, 400, 1000] if kind != "two-component" else [200, 300]))
+    n = int(draw.choice([200, 400, 600] if kind != "two-component" else [200, 300]))
     t, span = DT * np.arange(n), DT * n
     phi = np.sort(draw.uniform(-90, 90, 7))
     if kind == "static":
@@ -102,10 +102,10 @@ def case(kind: str, noise: str, seed: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    bench = harness.Benchmark(__doc__)
+    bench = harness.Benchmark(__doc__, {"--truths": {"type": int, "default": 50}})
     rows, runs = [], {}
     for kind, noise in itertools.product(MODELS, ("white noise", "photons")):
-        seeds = range(3 if bench.quick else 50)
+        seeds = range(2 if bench.quick else bench.options.truths)
         label = f"{kind}, {noise}"
         fits = [row for seed in harness.progress(seeds, label) for row in case(kind, noise, seed)]
         runs[label] = fits

@@ -66,6 +66,7 @@ from jaxkern.xpcs.model.models import (
     Model,
     Parameter,
     Static,
+    StaticIsotropic,
     Tables,
 )
 from jaxkern.xpcs.model.normal import (
@@ -126,6 +127,7 @@ __all__ = [
     "SolverOptions",
     "Source",
     "Static",
+    "StaticIsotropic",
     "Strategy",
     "StreamingOptions",
     "Tables",

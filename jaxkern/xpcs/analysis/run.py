@@ -30,7 +30,7 @@ from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingO
 from jaxkern.xpcs.fitting.parameters import physics_vector
 from jaxkern.xpcs.fitting.result import FitResult, load_result, save_result
 from jaxkern.xpcs.model.components import TwoComponent
-from jaxkern.xpcs.model.models import Geometry, LaminarFlow, Model, Static
+from jaxkern.xpcs.model.models import Geometry, LaminarFlow, Model, Static, StaticIsotropic
 
 # Settings of `optimization` that are fields of `SolverOptions`.
 _SOLVER_SETTINGS = ["loss", "f_scale", "ftol", "xtol", "gtol", "max_nfev"]
@@ -70,10 +70,11 @@ def make_model(
     if start < 0:
         raise ConfigError(f"experiment.start_time: expected 0 s or more, got {start:g}")
     geometry = Geometry(q=q, gap=gap, dt=dt, t=start + dt * np.arange(n_t), phi=phi)
-    if analysis.model == "static":
-        return Static(geometry)
-    if analysis.model == "two_component":
-        return TwoComponent(geometry)
+    without_shear = {
+        "static": Static, "static_isotropic": StaticIsotropic, "two_component": TwoComponent
+    }  # fmt: skip
+    if analysis.model in without_shear:
+        return without_shear[analysis.model](geometry)
     return LaminarFlow(geometry, shear_power=analysis.shear_power)
 
 

@@ -55,8 +55,9 @@ class FrameChoice:
 
 @dataclass(frozen=True)
 class Analysis:
-    model: Literal["static", "laminar_flow", "two_component"] = _key(
-        "static: diffusion only; two_component: heterodyne", "laminar_flow"
+    model: Literal["static", "static_isotropic", "laminar_flow", "two_component"] = _key(
+        "static: diffusion only; static_isotropic: with one contrast; two_component: heterodyne",
+        "laminar_flow",
     )
     shear_power: Literal[2, 4] = _key("power of sinc in g2 (laminar_flow)", 4)
     diagonal_correction: bool = _key("replace the measured diagonal (for plots)", True)

@@ -41,6 +41,7 @@ from jaxkern.xpcs.correlators.results import (
     MultiTauResult,
     check_groups,
     combine_groups,
+    g2_of_groups,
     g2_result,
     multitau_delays,
 )
@@ -172,9 +173,9 @@ def multitau(
                 sums = event_sums(native, run, ranges, pixels, dpl)
         group_curves = None
         if pixel_groups is not None:
-            labels = run.labels
-            made = [combine_groups(s, pixel_groups, labels.qmap, labels.bins) for s in sums]
-            sums, group_curves = [part for part, _ in made], made[0][1]
+            parts_of_bins, bins = sums[0], run.labels.bins
+            sums = [combine_groups(s, pixel_groups, run.qmap.n_static) for s in sums]
+            group_curves = g2_of_groups(parts_of_bins, sums[0], pixel_groups, run.qmap, bins)
         config = {"dpl": dpl, "normalize": bool(normalize), "intensity_cut": run.cut}
         result, *part_results = (
             g2_result(sums_of_part, part, run.labels, run.time_step, config)

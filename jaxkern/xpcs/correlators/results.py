@@ -396,36 +396,42 @@ def _static_ratios(
     return ratios
 
 
-def combine_groups(
-    sums: BinSums, groups: PixelGroups, qmap: QMap, bins: NDArray[np.int64]
-) -> tuple[BinSums, NDArray[np.float64]]:
-    """Add the sums of the parts of static bins, and return g2 of the groups of pixels.
-
-    The latter [n, n_tau, n_bins] are the jackknife's pseudo-values n g2 - (n - 1) (g2 without the
-    group), because the ratios of the few pixels of one group would be biased. They are NaN for bins
-    with fewer pixels than groups.
-    """
-    n, pixels = groups.n, qmap.pixels_of_static
-    total = np.zeros((*sums.sums.shape[:2], qmap.n_static))
-    for k in range(n):
+def combine_groups(sums: BinSums, groups: PixelGroups, n_static: int) -> BinSums:
+    """Add the sums of the parts of static bins."""
+    total = np.zeros((*sums.sums.shape[:2], n_static))
+    for k in range(groups.n):
         part = np.flatnonzero(groups.group == k)  # at most one of each static bin
         total[:, :, groups.static[part]] += sums.sums[:, :, part]
-    combined = replace(sums, sums=total)
-    parents = qmap.dynamic_of_static[:, None] == bins  # [n_static, n_bins]
-    average = parents / np.maximum(parents.sum(0), 1)
-    values = np.zeros((n + 1, len(sums.weight), len(bins)))
-    complete = _static_ratios(total, sums.weight, pixels)
-    for k in range(n + 1):  # without group k, and without none
+    return replace(sums, sums=total)
+
+
+def g2_of_groups(
+    parts: BinSums, total: BinSums, groups: PixelGroups, qmap: QMap, bins: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return g2 of the groups of pixels [n, n_tau, n_bins] from sums of parts of static bins.
+
+    They are the jackknife's pseudo-values n g2 - (n - 1) (g2 without the group), because the ratios
+    of the few pixels of one group would be biased; NaN for bins with fewer pixels than groups.
+    """
+    n, pixels, parents = groups.n, qmap.pixels_of_static, qmap.dynamic_of_static
+    ratios = _static_ratios(total.sums, total.weight, pixels)
+    static_bins = np.maximum(np.bincount(parents, minlength=qmap.n_dynamic + 1), 1)
+    mean = np.zeros((qmap.n_dynamic + 1, len(total.weight)))
+    np.add.at(mean, parents, ratios.T)
+    values = np.empty((n, len(total.weight), len(bins)))
+    for k in range(n):
         part = np.flatnonzero(groups.group == k)
-        ratios, at = complete.copy(), groups.static[part]
+        at = groups.static[part]
         rest = pixels[at] - groups.pixels[part]
-        without = _static_ratios(total[:, :, at] - sums.sums[:, :, part], sums.weight, rest)
-        ratios[:, at] = np.where(rest > 0, without, complete[:, at])
-        values[k] = ratios @ average
-    pseudo = n * values[-1] - (n - 1) * values[:-1]
-    pseudo[:, sums.weight == 0] = np.nan
-    pseudo[:, :, ~groups.known[bins - 1]] = np.nan
-    return combined, pseudo
+        left = total.sums[:, :, at] - parts.sums[:, :, part]
+        change = np.where(rest > 0, _static_ratios(left, total.weight, rest) - ratios[:, at], 0.0)
+        changes = np.zeros(mean.shape)
+        np.add.at(changes, parents[at], change.T)
+        pseudo = (mean - (n - 1) * changes) / static_bins[:, None]
+        values[k] = pseudo[bins].T
+    values[:, total.weight == 0] = np.nan
+    values[:, :, ~groups.known[bins - 1]] = np.nan
+    return values
 
 
 def g2_result(

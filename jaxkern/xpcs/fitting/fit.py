@@ -241,6 +241,8 @@ def curve_fit(
 def _layout(model: Model, sample: sampling.RowSample, scaling: str, **starts: Any) -> FitLayout:
     n_phi, pair = model.geometry.n_phi, []
     choice(scaling, "scaling", (*SCALINGS, "auto"))
+    if model.isotropic and scaling != "fixed":
+        scaling = "constant"
     if scaling == "auto":
         scaling = "constant" if n_phi >= 3 else "individual"
     estimates = zip(starts.items(), sampling.estimate_contrast_offset(sample), strict=True)

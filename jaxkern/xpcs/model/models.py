@@ -157,9 +157,11 @@ class Model:
       columns_A: indices of the parameters on which A depends.
       columns_X: indices of the parameters on which X depends; none for ``shear_power=0``.
       unused_frames: frames that have no weight in residuals and fits; none for most models.
+      isotropic: True if fits have one contrast and one offset for all angles.
     """
 
     unused_frames: tuple[int, ...] = ()
+    isotropic: bool = False
 
     def __init__(
         self,
@@ -324,6 +326,25 @@ class Static(Model):
     def rates(self, params: Any) -> dict[str, jax.Array]:
         """Compute D(t) [n_t] from params [3]."""
         return {_D_OF_T: _rate(self.geometry.times, self._checked(params))}
+
+
+class StaticIsotropic(Static):
+    """Anomalous diffusion that is the same at all angles: `Static` with one contrast and offset.
+
+    A fit treats all angles as one: its scaling is "constant" unless it is "fixed". Diffusion alone
+    does not depend on the angle, so that angles differ only by noise.
+
+    Args:
+      geometry: the `Geometry`; its gap and angles have no effect.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> geometry = jk.xpcs.Geometry(.0054, None, .1, .1 * np.arange(50), [0., 90.])
+      >>> jk.xpcs.g2(jk.xpcs.StaticIsotropic(geometry), [1000., .5, 10.]).shape
+      (2, 50, 50)
+    """
+
+    isotropic = True
 
 
 class LaminarFlow(Model):

@@ -1,4 +1,4 @@
-"""Models of g2(tau): baseline + contrast |g1|^2 with several g1, and functions of the user."""
+"""Models of g2(tau): baseline + contrast g1^2 with several g1, and functions of the user."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import pytest
 from support.xpcs.component_oracle import TRUTH
 
 from jaxkern import xpcs
+from jaxkern.xpcs.analysis import run
 
 pytestmark = pytest.mark.usefixtures("x64")
 # f0 and f2 have the same effect, since only f0 exp(-f1 f2) matters.
@@ -45,3 +46,37 @@ def test_frame_0_has_no_weight(measurement):
     results = [xpcs.fit(model, part, 1e-3, **options) for part in (data, spoiled)]
     assert np.array_equal(*(result.popt for result in results))
     assert results[0].count == 3 * 119 * 118
+
+
+def test_isotropic_fit_is_that_of_constant_scaling():
+    t = 0.1 * np.arange(40)
+    geometry = xpcs.Geometry(0.0054, None, 0.1, t, [0.0, 90.0])
+    isotropic = xpcs.StaticIsotropic(geometry)
+    data = xpcs.simulate(isotropic, [2e4, 0.3, 50.0], 0.3, 1.0, noise=1e-3)
+    result = xpcs.fit(isotropic, data, progress=False)
+    same = xpcs.fit(xpcs.Static(geometry), data, scaling="constant", progress=False)
+    assert result.names == same.names
+    assert np.array_equal(result.popt, same.popt)
+
+
+def test_command_line(tmp_path):
+    """`model: two_component` from the settings to a fit of the simulated file."""
+    settings = {
+        "analysis.model": "two_component",
+        "data_files.file": str(tmp_path / "data.h5"),
+        "simulation.frames": 60,
+        "simulation.phi": [0.0, 40.0],
+        "simulation.parameters": {"v0": 400.0, "D0_ref": 3e3},
+        "simulation.noise": 1e-3,
+        "initial_parameters.values": {"v0": 350.0, "D0_ref": 3e3},
+        "initial_parameters.hold": ["f1", "f2", "f3", "v_beta", "v_offset", "phi0_het"],
+        "scaling": "constant",
+    }
+    path = tmp_path / "fit.yaml"
+    path.write_text("{}")
+    config = xpcs.load_config(path, settings)
+    run.simulate_data(config, tmp_path)
+    with run.open_measurement(config, tmp_path) as measurement:
+        result = run.fit_measurement(config, measurement, tmp_path, progress=False)
+    error = np.sqrt(result.pcov[result.names.index("v0"), result.names.index("v0")])
+    assert abs(result.as_dict["v0"] - 400.0) < 5 * error < 20

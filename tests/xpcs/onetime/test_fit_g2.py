@@ -137,6 +137,22 @@ def test_shared_parameters_are_the_joint_minimum_of_scipy():
     for name, value in truth.items():
         assert abs(fit.params[name][0] - value) < 4 * fit.errors[name][0]
 
+    # The jackknife is one Newton step for each part, here compared with refits.
+    parts = g2 + 2e-4 * rng.normal(size=(3, *g2.shape))
+    jackknife = xpcs.fit_g2(
+        TAU, g2, errors, model="stretched", q=Q, share=share, g2_parts=parts, absolute_sigma=True
+    )
+    changes = {name: [] for name in ("D", "stretch", "rate", "contrast")}
+    for k in range(3):
+        moved = g2 + parts[k] - parts.mean(0)
+        refit = xpcs.fit_g2(TAU, moved, errors, model="stretched", q=Q, share=share)
+        for name, values in changes.items():
+            values.append(refit.params[name] - fit.params[name])
+    student = 1.3213  # the 84.13% quantile of Student's distribution with 2 degrees of freedom
+    for name, values in changes.items():
+        expected = student * np.sqrt((np.array(values) ** 2).sum(0) / 6)
+        np.testing.assert_allclose(jackknife.errors[name], expected, rtol=0.03)
+
 
 def gelation(tau, *, rate, plateau=0.5, contrast=0.1, baseline):
     return baseline + contrast * (plateau + (1 - plateau) * jnp.exp(-2 * rate * tau))
