@@ -5,6 +5,7 @@ A page's Python blocks run from top to bottom in one namespace, as a reader woul
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import re
@@ -45,12 +46,14 @@ def default_device():
 
 
 @pytest.fixture
-def compiled_here():
-    """Traces show the scopes of compiled programs."""
-    with no_compilation_cache():
+def compiled_here(page):
+    """Traces show the scopes of programs that are compiled, not loaded from the cache."""
+    traced = "trace(" in page.read_text()
+    with no_compilation_cache() if traced else contextlib.nullcontext():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_device", "compiled_here")
 @pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.name)
 def test_python_runs(page, tmp_path, monkeypatch, capsys):
@@ -76,6 +79,7 @@ def parse(arguments):
     command.make_context(command.name, list(arguments))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
 def test_commands_run(page, tmp_path, monkeypatch):
     """Run `python -m jaxkern`; check that targets of make exist. CI runs the commands of pip.

@@ -47,7 +47,7 @@ class Effort:
 
 EFFORTS = {
     "local": Effort(0, _DIRECTIONS, _DIRECTIONS, 1, 12),
-    "auto": Effort(256, 8, 32, 2, 40),
+    "auto": Effort(256, 8, 16, 2, 30),
     "wide": Effort(4096, 48, 128, 6, 80),
 }
 

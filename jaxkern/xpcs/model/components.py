@@ -50,7 +50,7 @@ class ComponentTables(NamedTuple):
 class Components(Model):
     """A model of N components that scatter together: a JAX function for each one's tables.
 
-    The correlation of the field is the sum of those of the components,
+    The correlation of the field is the sum of those of the components::
 
         g2 = offset + contrast |sum_c w_c[i] w_c[j] exp(-|A_c[i] - A_c[j]| + i (P_c[i] - P_c[j]))|^2
 
