@@ -44,7 +44,7 @@ def fits() -> tuple[list[Any], list[Any]]:
     for seed in range(24):
         start = low + (high - low) * np.random.default_rng(seed).random(len(low))
         errors = jk.xpcs.ErrorOptions("independent")
-        r = jk.xpcs.fit(model, data, p0=start, errors=errors, progress=False)
+        r = jk.xpcs.fit(model, data, p0=start, errors=errors, search="local", progress=False)
         drawn.append({"cost": r.cost, "success": r.success})
     return good, drawn
 

@@ -1,7 +1,8 @@
 """Fits of g2(tau): all curves in one program, and SciPy's curve_fit one by one.
 
 Stretched exponentials with noise. SciPy fits some of the curves, from the same kind of estimated
-start, and its time is multiplied by their share.
+start, and its time is multiplied by their share. A second table has the share of intervals that
+contain the truth, for fits of simulated photons.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ NAMES = ("rate", "stretch", "contrast", "baseline")
 # The largest relative difference of parameters where both converge.
 LIMIT = 1e-6
 BAR = 20.0
+# Exponential decays in 1/frame, and (pixels, photons a pixel and frame) of simulated runs.
+RATES = (0.005, 0.02, 0.075)
+DETECTORS = ((320, 2.0), (640, 0.2))
+FRAMES, MODES = 2000, 3
+KINDS: dict[str, dict[str, int]] = {"groups": {"groups": 32}, "parts": {"parts": 10}, "none": {}}
 
 
 def stretched(t: Any, rate: Any, stretch: Any, contrast: Any, baseline: Any) -> Any:
@@ -51,6 +57,30 @@ def with_scipy(tau: Any, g2: Any, errors: Any) -> Any:
     return fitted
 
 
+def coverage(runs: int) -> list[list[object]]:
+    """Return rows of the shares of 68% and 95% intervals that contain the truth."""
+    truth = {"rate": np.array(RATES), "contrast": 1 / MODES, "baseline": 1.0}
+    inside: dict[Any, list[Any]] = {}
+    seeds = [(detector, run) for detector in DETECTORS for run in range(runs)]
+    for (pixels, photons), run in harness.progress(seeds, "coverage"):
+        frames = jk.xpcs.simulate_frames(
+            RATES, n_frames=FRAMES, pixels=pixels, photons=photons, modes=MODES, seed=run,
+            progress=False,
+        )  # fmt: skip
+        for kind, options in KINDS.items():
+            r = jk.xpcs.multitau(frames, frames.qmap, frame_time=1.0, progress=False, **options)
+            fit = r.fit_g2("exponential")
+            for name, value in truth.items():
+                pull = np.abs(fit.params[name] - value) / fit.errors[name]
+                inside.setdefault((pixels, photons, kind, name), []).append(pull)
+    rows: list[list[object]] = []
+    for (pixels, photons, kind, name), pulls in inside.items():
+        shares = [np.mean(np.array(pulls) < limit, axis=0) for limit in (1.0, 1.96)]
+        cells = (f"{share.min():.0%} to {share.max():.0%}" for share in shares)
+        rows.append([f"{pixels} pixels, {photons:g} photons", kind, name, *cells])
+    return rows
+
+
 def main() -> None:
     bench = harness.Benchmark(__doc__, rounds=(5, 2))
     curves, delays, some = QUICK if bench.quick else (CURVES, DELAYS, SCIPY)
@@ -80,6 +110,13 @@ def main() -> None:
         f"Of {some} curves {both.sum()} converge with both to the same minimum; their parameters "
         f"differ by at most {difference:.1e}.",
     ]
+    runs = 10 if bench.quick else 200
+    header = "data | errors | parameter | in 68% intervals | in 95% intervals"
+    lines += [
+        "",
+        f"{runs} runs of {FRAMES:,} frames and {len(RATES)} decays, smallest and largest:",
+    ]
+    lines += ["", *harness.table(header, "lllll", coverage(runs))]
     note = "Medians, without compilation. curve_fit: its time for some curves, multiplied."
     bench.write(lines, packages=("scipy",), note=note)
 

@@ -12,6 +12,7 @@
 #include "ring/ring.h"
 #include "tokens/packer.h"
 #include "xpcs/arithmetic.h"
+#include "xpcs/plan.h"
 
 namespace nb = nanobind;
 
@@ -107,6 +108,8 @@ nb::dict constants() {
   all["xpcs.Loss"] = numbers(loss_name);
   all["xpcs.Symmetric"] = numbers(symmetric_name);
   all["xpcs.kMaxTables"] = xpcs::kMaxTables;
+  all["xpcs.kMaxComponents"] = xpcs::kMaxComponents;
+  all["xpcs.kMaxComponentParameters"] = xpcs::kMaxComponentParameters;
   all["xpcs.kRowBlock"] = xpcs::kRowBlock;
   return all;
 }

@@ -68,6 +68,8 @@ PYTHON: dict[str, Any] = {
     "xpcs.Loss": positions(twin.LOSSES),
     "xpcs.Symmetric": {SYMMETRIC[value]: i for i, value in enumerate(normal._SYMMETRIC)},
     "xpcs.kMaxTables": ops._MAX_TABLES,
+    "xpcs.kMaxComponents": ops._MAX_COMPONENTS,
+    "xpcs.kMaxComponentParameters": ops._MAX_COMPONENT_PARAMETERS,
     "xpcs.kRowBlock": twin.ROW_BLOCK,
 }
 

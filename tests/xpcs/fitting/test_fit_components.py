@@ -23,7 +23,7 @@ def measurement():
 
 def test_fit_reaches_the_truth(measurement):
     model, data = measurement
-    options = {"scaling": "constant", "hold": HOLD, "progress": False}
+    options = {"scaling": "constant", "hold": HOLD, "progress": False, "search": "local"}
     options["solver"] = xpcs.SolverOptions(allow_bounds=True)
     near = xpcs.fit(model, data, p0=TRUTH, **options)
     start = TRUTH * np.where(np.arange(14) % 2, 1.3, 0.7)
@@ -43,8 +43,13 @@ def test_frame_0_has_no_weight(measurement):
     spoiled = data.copy()
     spoiled[:, 0], spoiled[:, :, 0] = np.nan, np.nan
     options = {"p0": TRUTH, "scaling": "auto", "hold": HOLD, "progress": False}
+    options["search"] = "local"
     results = [xpcs.fit(model, part, 1e-3, **options) for part in (data, spoiled)]
     assert np.array_equal(*(result.popt for result in results))
+    stream = xpcs.StreamingOptions(strategy="stream", chunk_points=32 * 120)
+    assert np.array_equal(
+        xpcs.fit(model, data, 1e-3, streaming=stream, **options).popt, results[0].popt
+    )
     assert results[0].count == 3 * 119 * 118
 
 
