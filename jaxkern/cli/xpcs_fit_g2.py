@@ -23,7 +23,7 @@ _LOSSES = "linear|soft_l1|huber|cauchy|arctan"
     option("--share", "NAMES", "Parameters of all bins, such as D,exponent or stretch."),
     option("--bounds", "NAME=LOW,HIGH", "Bounds of a parameter; can be repeated.", multiple=True),
     choice("--loss", _LOSSES, "Loss, as in SciPy.", "linear"),
-    option("--frame-time", "S", "Time between frames; by default from the file.", float),
+    option("--frame-time", "S", "Time between detector frames; by default from the file.", float),
     option("--output", "FILE", "Write the table as CSV.", PATH),
     option("--plots", "DIR", "Directory for plots of the fits and of 1 / rate against q.", PATH),
     flag("--force", "Replace an existing file."),
@@ -50,7 +50,8 @@ def fit_g2(**values: Any) -> int:
     if options.frame_time is not None:
         if not options.frame_time > 0:
             raise ValueError(f"--frame-time: expected seconds > 0, got {options.frame_time}")
-        result = dataclasses.replace(result, tau=result.delay * options.frame_time)
+        step = options.frame_time * result.config["stride"] * result.config["average"]
+        result = dataclasses.replace(result, tau=result.delay * step)
     if result.tau is None:
         raise ValueError(f"{options.results}: the time between frames is unknown; use --frame-time")
     share = [name.strip() for name in (options.share or "").split(",") if name.strip()]
@@ -78,11 +79,12 @@ def fit_g2(**values: Any) -> int:
     }
     lines = [str(fit), *([str(law)] if law else note), *([written(files)] if files else [])]
     report(options, record, *lines)
-    if fit.error_method == "independent":
+    if not fit.jackknife.all():
         print_warnings(
             [
-                "the file has neither groups of pixels nor parts of the run, so the errors are "
-                "those of independent noise, which are too small; use --groups 32 of correlate"
+                f"{(~fit.jackknife).sum()} of {len(fit.jackknife)} bins have neither groups of "
+                "pixels nor parts of the run, so the errors are those of independent noise, which "
+                "are too small; use --groups 32 of correlate, or fewer for bins of few pixels"
             ]
         )
     return 0 if fit.success.any() else 1

@@ -416,18 +416,21 @@ def g2_of_groups(
     n, pixels, parents = groups.n, qmap.pixels_of_static, qmap.dynamic_of_static
     ratios = _static_ratios(total.sums, total.weight, pixels)
     static_bins = np.maximum(np.bincount(parents, minlength=qmap.n_dynamic + 1), 1)
-    mean = np.zeros((qmap.n_dynamic + 1, len(total.weight)))
-    np.add.at(mean, parents, ratios.T)
+    summed = np.zeros((qmap.n_dynamic + 1, len(total.weight)))
+    np.add.at(summed, parents, ratios.T)
     values = np.empty((n, len(total.weight), len(bins)))
     for k in range(n):
         part = np.flatnonzero(groups.group == k)
         at = groups.static[part]
         rest = pixels[at] - groups.pixels[part]
         left = total.sums[:, :, at] - parts.sums[:, :, part]
-        change = np.where(rest > 0, _static_ratios(left, total.weight, rest) - ratios[:, at], 0.0)
-        changes = np.zeros(mean.shape)
-        np.add.at(changes, parents[at], change.T)
-        pseudo = (mean - (n - 1) * changes) / static_bins[:, None]
+        # A static bin that lies in the group alone is left out of the mean.
+        remaining = np.where(rest > 0, _static_ratios(left, total.weight, rest), 0.0)
+        without = summed.copy()
+        np.add.at(without, parents[at], (remaining - ratios[:, at]).T)
+        lost = np.bincount(parents[at[rest == 0]], minlength=len(summed))
+        without /= np.maximum(static_bins - lost, 1)[:, None]
+        pseudo = n * summed / static_bins[:, None] - (n - 1) * without
         values[k] = pseudo[bins].T
     values[:, total.weight == 0] = np.nan
     values[:, :, ~groups.known[bins - 1]] = np.nan

@@ -82,7 +82,9 @@ def fit_g2(
       p0: name -> starting value, a number or [n_bins], in place of those estimated from the data.
       absolute_sigma: as in `scipy.optimize.curve_fit`. It affects errors of independent noise.
       g2_groups: [n_groups, n_tau, n_bins] g2 of groups of pixels of equal size: errors then come
-        from a jackknife over the groups, which includes the correlation of noise between delays.
+        from a jackknife over the groups, which includes the correlation of noise between delays;
+        bins whose groups are NaN have errors of independent noise, and so have all bins with
+        shared parameters if one bin lacks groups.
       g2_parts: [n_parts, n_tau, n_bins] the same for equal parts of the run, with NaN at delays
         that they do not have.
       bins, phi: [n_bins] labels for the result.
@@ -123,8 +125,15 @@ def fit_g2(
     parts, kind = _check_parts(g2_groups, "g2_groups", curves.shape), "groups of pixels"
     if g2_parts is not None:
         parts, kind = _check_parts(g2_parts, "g2_parts", curves.shape), "parts of the run"
-    deviations, common = _deviations(parts, errors, used)
     lower, upper = _bounds(plan, bounds)
+    order = [*plan.local, *plan.shared]
+    held = lower >= upper
+    local_free = int((~held)[: len(plan.local)].sum())
+    deviations, common = _deviations(parts, errors, used)
+    known = (np.isfinite(parts).all(0) & used).sum(0) >= max(local_free, 1)
+    jackknife = known & bool(len(parts))
+    if plan.shared:  # the noise of all bins affects the shared parameters
+        jackknife[:] = jackknife[used.any(0)].all()
     start = _starts(plan, p0, n_bins, lower, upper)
     log_q = np.zeros(n_bins) if "D" not in plan.shared else np.log(labels["q"])
     data = Curves(
@@ -138,10 +147,7 @@ def fit_g2(
         upper=np.tile(_scaled(plan, upper), (n_bins, 1)),
     )
     fitted = _run(plan, delays, scale, data)
-    order = [*plan.local, *plan.shared]
     n_points = used.sum(0)
-    held = lower >= upper
-    local_free = int((~held)[: len(plan.local)].sum())
     shared_free = int((~held).sum()) - local_free
     freedom = n_points - local_free
     cost, freedom_of_cost = fitted.cost, freedom
@@ -153,8 +159,10 @@ def fit_g2(
         reduced = np.where(freedom > 0, fitted.chi2 / freedom, np.inf)
     if g2_err is None:
         absolute_sigma = False
-    variance = _variance(fitted, noise, absolute_sigma, len(parts), g2_err is None)
-    method = f"jackknife over {len(parts)} {kind}" if len(parts) else "independent"
+    variance = _variance(fitted, noise, absolute_sigma, len(parts), g2_err is None, jackknife)
+    method = f"jackknife over {len(parts)} {kind}" if jackknife.any() else "independent"
+    if jackknife.any() and not jackknife.all():
+        method += f" in {jackknife.sum()} of {n_bins} bins, independent in the others"
     variance[:, [k for k, n in enumerate(plan.names) if n in order and held[order.index(n)]]] = 0.0
     values = fitted.values
     if decay.name == "double" and not plan.shared and not bounds:
@@ -175,6 +183,7 @@ def fit_g2(
         success=np.array([not text for text in messages], bool),
         messages=tuple(messages),
         error_method=method,
+        jackknife=jackknife,
         shared=plan.shared,
         tau=delays,
         g2=curves,
@@ -378,7 +387,12 @@ def _check_function(plan: FitPlan, tau: Array) -> None:
 
 
 def _variance(
-    fitted: FittedCurves, noise: Array, absolute_sigma: bool, n_parts: int, unit_errors: bool
+    fitted: FittedCurves,
+    noise: Array,
+    absolute_sigma: bool,
+    n_parts: int,
+    unit_errors: bool,
+    jackknife: Any,
 ) -> Array:
     """Return the variances [n_bins, P] of the parameters."""
     scale = np.ones_like(noise) if absolute_sigma else noise
@@ -392,7 +406,7 @@ def _variance(
     student = stdtrit(n_parts - 1, 0.8413447460685429) ** 2
     variance = student * (fitted.changes[:, :-1] ** 2).sum(1) / (n_parts * (n_parts - 1))
     variance += fitted.changes[:, -1] ** 2 * (noise[:, None] if unit_errors else 1.0)
-    return np.where(np.isfinite(independent), variance, np.inf)
+    return np.where(jackknife[:, None] & np.isfinite(independent), variance, independent)
 
 
 def _fast_first(plan: FitPlan, values: Array, variance: Array) -> tuple[Array, Array]:

@@ -85,6 +85,8 @@ class G2Fit:
       messages: reasons for each bin without success; empty otherwise.
       error_method: "independent", or the jackknife in words. Errors of independent noise are too
         small, since the noise of neighbouring delays is correlated.
+      jackknife: [n_bins] True where errors come from the jackknife, False where they are those of
+        independent noise.
       shared: names of shared parameters.
       tau, g2, g2_err: the data; g2_err may be None.
       curve: [n_tau, n_bins] the fitted model.
@@ -101,6 +103,7 @@ class G2Fit:
     success: NDArray[np.bool_]
     messages: tuple[str, ...]
     error_method: str
+    jackknife: NDArray[np.bool_]
     shared: tuple[str, ...]
     tau: Array
     g2: Array
@@ -121,7 +124,7 @@ class G2Fit:
         for name, values in self.params.items():
             columns |= {name: values, f"{name}_err": self.errors[name]}
         columns |= {"chi2": self.chi2, "reduced_chi2": self.reduced_chi2}
-        columns |= {"points": self.n_points, "success": self.success}
+        columns |= {"points": self.n_points, "jackknife": self.jackknife, "success": self.success}
         rows = zip(*(column.tolist() for column in columns.values()), self.messages, strict=True)
         return [dict(zip((*columns, "message"), row, strict=True)) for row in rows]
 

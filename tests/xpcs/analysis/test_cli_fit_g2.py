@@ -28,6 +28,9 @@ def folder(tmp_path_factory):
     for name, options in (("groups", {"groups": 20, "frame_time": 1e-3}), ("plain", {})):
         result = xpcs.multitau(frames, qmap, overview=True, progress=False, **options)
         xpcs.write_results(folder / f"{name}.hdf", result)
+        if name == "plain":
+            summed = xpcs.multitau(frames, qmap, stride=2, average=2, overview=True, progress=False)
+            xpcs.write_results(folder / "summed.hdf", summed)
         np.save(folder / f"{name}.npy", np.array(result.g2_groups, np.float64))
     return folder
 
@@ -63,6 +66,10 @@ def test_shared_parameters_and_a_time_between_frames(folder, capsys):
     assert "2 of 3" not in captured.out
     assert "rate = D q^exponent" in captured.out
     assert "--groups 32" in captured.err
+    command[2] = str(folder / "summed.hdf")  # sums of 2 frames of every second one
+    assert main([*command, "--bounds", "baseline=1,1", "--json"]) == 0
+    for row, rate in zip(json.loads(capsys.readouterr().out)["bins"], 1e3 * RATES, strict=True):
+        assert abs(row["rate"] / rate - 1) < 0.5
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,21 @@ def test_errors_of_a_jackknife_cover_the_truth_of_correlated_noise():
     longer = xpcs.fit_g2(TAU, g2, errors, g2_parts=missing)
     np.testing.assert_array_equal(longer.params["rate"], fit.params["rate"])
     assert (longer.errors["baseline"] > 0.5 * fit.errors["baseline"]).all()
+    # Bins whose parts are unknown have errors of independent noise.
+    lacking = clean + noise
+    lacking[:, :, 1], lacking[3, :, 2] = np.nan, np.nan
+    some = xpcs.fit_g2(TAU, g2, errors, g2_parts=lacking, absolute_sigma=True)
+    assert np.flatnonzero(~some.jackknife).tolist() == [1, 2]
+    assert "in 248 of 250 bins, independent" in some.error_method
+    for name, values in some.errors.items():
+        np.testing.assert_array_equal(values[[1, 2]], independent.errors[name][[1, 2]])
+        np.testing.assert_array_equal(values[3:], fit.errors[name][3:])
+    options = {"share": ["rate"], "absolute_sigma": True}
+    joint = xpcs.fit_g2(TAU, g2[:, :3], errors[:, :3], g2_parts=lacking[:, :, :3], **options)
+    assert joint.error_method == "independent"
+    np.testing.assert_array_equal(
+        joint.errors["rate"], xpcs.fit_g2(TAU, g2[:, :3], errors[:, :3], **options).errors["rate"]
+    )
 
 
 def test_power_law_table_and_plots(tmp_path):
@@ -314,6 +329,13 @@ def test_groups_of_pixels_are_the_jackknife_of_runs_without_them():
     assert np.isnan(result.g2_groups[:, :, 3]).all()  # the errors of this bin are then `g2_err`
     covariance = np.cov(result.g2_groups[:, :, 0].T) / 3
     np.testing.assert_allclose(result.g2_cov[0], covariance, atol=1e-15)
+    # A static bin of which no pixel is left is left out of the mean: here each row is one.
+    rows = np.repeat(np.arange(1, 7), 8).reshape(6, 8)
+    fine = xpcs.QMap(np.ones((6, 8), int), rows)
+    whole = xpcs.multitau(frames, fine, groups=3)
+    for k in range(3):
+        rest = xpcs.multitau(frames, fine, mask=(rows - 1) // 2 != k)
+        np.testing.assert_allclose(whole.g2_groups[k], 3 * whole.g2 - 2 * rest.g2, rtol=1e-12)
     frame, pixel = np.nonzero(frames.reshape(60, 48))
     events = pixel, frame, frames.reshape(60, 48)[frame, pixel]
     sparse = xpcs.multitau_events(*events, 60, qmap, groups=3, bins=[2, 1])
