@@ -87,7 +87,7 @@ class Streaming:
 
 @dataclass(frozen=True)
 class Multistart:
-    starts: int = _key("number of random starts, the initial parameters included", 1)
+    starts: int = _key("1 + the number of random starts", 1)
     seed: int = _key("seed of the random starts", 0)
 
 

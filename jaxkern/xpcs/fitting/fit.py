@@ -71,9 +71,8 @@ def fit(
         turn do not restrict the search; the result is shifted into them by half turns.
       hold: names of physics parameters that are not fitted.
       keep: the used frames: a mask [n_t], or a slice.
-      search: how other minima than the one next to `p0` are sought, on thinned data: from 256
-        points within the bounds (``"auto"``), from 4,096 (``"wide"``), or only in other flow
-        directions (``"local"``).
+      search: other starts that are compared on thinned data: 256 points within the bounds
+        (``"auto"``), 4,096 (``"wide"``), or only other flow directions (``"local"``).
       solver: `SolverOptions`: loss, tolerances, number of starts.
       errors: `ErrorOptions`: method of the standard errors, absolute sigma, weights.
       streaming: `StreamingOptions`: strategy, symmetry, chunks, checkpoints, bad rows.
@@ -127,11 +126,14 @@ def fit(
         all_bounds = parameters.fit_bounds(bounds, layout, model)
         physics = parameters.physics_vector(p0, model.parameter_names, model.defaults)
         estimated = contrast0 is None, offset0 is None
-        start = parameters.first_start(layout, physics, all_bounds, estimated, solver.strict_bounds)
+        free = _free(layout, hold)
+        start = parameters.first_start(
+            layout, physics, all_bounds, estimated, solver.strict_bounds, free
+        )
         sharding = getattr(opened.source, "sharding", None)
         program = PassProgram(model, solver.loss, all_mirrored, sharding)
         problem = FitProblem(
-            model, opened, noise, layout, all_bounds, _free(layout, hold), mirrored, program,
+            model, opened, noise, layout, all_bounds, free, mirrored, program,
             search, solver, errors,
         )  # fmt: skip
         runner = PassRunner(program, opened, noise, solver.f_scale, all_mirrored, bar.update)
@@ -146,17 +148,14 @@ class _Starts:
     ) -> None:
         self.problem, self.runner, self.progress = problem, runner, progress
         self.checkpoint = Checkpoint(problem, start, runner.bad)
-        found, self.search = find_starts(start, problem, EFFORTS[problem.search])
-        more, seed = int(problem.solver.multistart) - 1, int(problem.solver.seed)
-        drawn = parameters.drawn_starts(found[0], problem.bounds, problem.layout, more, seed)
-        self.starts = found + [find_starts(x, problem, EFFORTS["local"])[0][0] for x in drawn]
-        self.search += f", {len(self.starts)} fitted to all data"
+        self.starts, self.search = [start], ""
         self.evaluations: list[Evaluation] = []  # of the starts so far
         self.solutions: dict[int, Solution] = {}  # of finished starts, by index
 
     def run(self, begin: float) -> FitResult:
         """Fit from all starts and return the best result; `begin` is the time of the call."""
         try:
+            self._search()
             for k, start in enumerate(self.starts):
                 try:
                     self.solutions[k] = self._solve(k, start)
@@ -169,6 +168,17 @@ class _Starts:
         except KeyboardInterrupt as stop:
             raise FitInterrupted(self._best_so_far(begin)) from stop
         return result
+
+    def _search(self) -> None:
+        """Replace the user's start by those of the search and the random ones."""
+        problem, solver = self.problem, self.problem.solver
+        starts, text = find_starts(self.starts[0], problem, EFFORTS[problem.search])
+        random = parameters.drawn_starts(
+            starts[0], problem.bounds, problem.layout, problem.free, solver.multistart - 1,
+            solver.seed,
+        )  # fmt: skip
+        self.starts = starts + [find_starts(x, problem, EFFORTS["local"])[0][0] for x in random]
+        self.search = f"{text}, {len(self.starts)} fitted to all data"
 
     def _solve(self, k: int, start: Array) -> Solution:
         """Run the solver from start k; and again from its best point after blocks turned bad."""

@@ -36,9 +36,9 @@ class SolverOptions:
         residual in units of sigma at which a robust loss bends, as in
         `scipy.optimize.least_squares`.
       ftol, xtol, gtol, max_nfev, x_scale: as in `scipy.optimize.least_squares`.
-      multistart, seed: number of starts, of which the best solution is returned. The first is `p0`;
-        the others are drawn within the bounds. The argument `search` of `fit` finds most minima
-        in less time.
+      multistart, seed: 1 + the number of random starts within the bounds that are fitted to all
+        data, in addition to those of `search`, which finds most minima in less time. The best
+        solution is returned.
       strict_bounds: True to raise ValueError for a `p0` outside the bounds, which is otherwise
         moved to them with a warning.
       allow_bounds: True if a physics parameter at one of its bounds is a valid result. Otherwise

@@ -182,11 +182,13 @@ def first_start(
     bounds: PeriodicBounds,
     estimated: tuple[bool, bool],
     strict: bool,
+    free: NDArray[np.bool_],
 ) -> Array:
     """Return the start of all fitted parameters within the bounds.
 
     Contrast or offset is moved inside its bounds if it was `estimated` from the data. Other values
-    are moved to their bounds, with a warning, unless the bounds are `strict`.
+    are moved to their bounds, with a warning, unless the bounds are `strict`; those of parameters
+    that are not `free` remain.
     """
     start, scales, (lower, upper) = layout.vector(physics), layout.n_scales, bounds.solver
     for k, is_estimated in enumerate(estimated):
@@ -197,23 +199,31 @@ def first_start(
             start[part] = np.clip(start[part], lower[part] + margin, upper[part] - margin)
     outside = [
         f"{name} within {low:g} .. {high:g}, got {value:g}"
-        for name, value, low, high in zip(layout.names, start, lower, upper, strict=True)
-        if not low <= value <= high
+        for name, value, low, high, fitted in zip(
+            layout.names, start, lower, upper, free, strict=True
+        )
+        if fitted and not low <= value <= high
     ]
     if outside:
         text = f"p0: expected {'; '.join(outside)}"
         if strict:
             raise ValueError(f"{text}; change p0 or the bounds")
         warnings.warn(f"{text}: the fit starts at the bound", RuntimeWarning, stacklevel=4)
-    return np.clip(start, lower, upper)
+    return np.where(free, np.clip(start, lower, upper), start)
 
 
 def drawn_starts(
-    start: Array, bounds: PeriodicBounds, layout: FitLayout, count: int, seed: int
+    start: Array,
+    bounds: PeriodicBounds,
+    layout: FitLayout,
+    free: NDArray[np.bool_],
+    count: int,
+    seed: int,
 ) -> list[Array]:
     """Return `count` random starts; see `spread`."""
-    cube = np.random.default_rng(seed).random((count, len(layout.physics_names)))
-    return list(spread(cube, start, bounds, layout, np.ones(layout.size, bool)))
+    moving = int(free[2 * layout.n_scales :].sum())
+    cube = np.random.default_rng(seed).random((count, moving))
+    return list(spread(cube, start, bounds, layout, free))
 
 
 def spread(
@@ -233,7 +243,7 @@ def spread(
     moving = np.flatnonzero(free[2 * layout.n_scales :]) + 2 * layout.n_scales
     for k, u in zip(moving, cube.T, strict=True):
         low, high = bounds.lower[k], bounds.upper[k]
-        amplitude = bool(layout.units[k]) and np.isinf(bounds.period[k])
+        amplitude = layout.units[k] not in ("", "degree")
         if not (np.isfinite(low) and np.isfinite(high)):
             value = start[k] + (2 * u - 1) * max(abs(start[k]), 1.0)
         elif low > 0 and high > 100 * low:

@@ -73,7 +73,7 @@ class FitResult:
       peak_memory: largest measured anonymous memory, bytes.
       costs, start_costs: of the evaluated points, and of each start that was fitted to all data, if
         there were several, in order.
-      search: which starts were tried.
+      search: description of the starts that were compared and fitted.
       warnings: remarks on the result.
       held: names of the parameters that were not fitted.
       interrupted: True for the best result so far of a fit that Ctrl-C ended, see `FitInterrupted`.
@@ -366,14 +366,12 @@ def _unusable(
         )
     errors = np.sqrt(np.diag(pcov))
     physics = problem.free & (np.arange(len(x)) >= scales)
-    values = [
-        f"{names[k]} = {x[k]:.4g} +/- {errors[k]:.2g}"
-        for k in undetermined(x, errors, problem.bounds, physics)
-    ]
+    unknown = undetermined(x, errors, problem.bounds, physics)
+    values = [f"{names[k]} = {x[k]:.4g} +/- {errors[k]:.2g}" for k in unknown]
     if values:
         members, change = weakest_direction(jtj, physics)
         along = ""
-        if len(members) > 1:
+        if len(members) > 1 and not {*members.tolist()}.isdisjoint(unknown):
             ratio = " : ".join(f"{number:.3g}" for number in change)
             along = f" (chi2 changes least along {' : '.join(names[k] for k in members)} = {ratio})"
         listed = ", ".join(values)

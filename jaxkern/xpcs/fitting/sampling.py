@@ -308,5 +308,8 @@ def resolve_frames(keep: Any, n: int, unused_frames: tuple[int, ...] = ()) -> ND
     frames[mask] = True
     frames[list(unused_frames)] = False
     if int(frames.sum()) < 3:
-        raise ValueError(f"keep: expected 3 or more frames, got {int(frames.sum())} of {n}")
+        without = f" without frame {', '.join(map(str, unused_frames))}" if unused_frames else ""
+        raise ValueError(
+            f"keep: expected 3 or more frames{without}, got {int(frames.sum())} of {n}"
+        )
     return frames

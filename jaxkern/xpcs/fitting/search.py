@@ -36,12 +36,12 @@ _EVIDENCE = 25.0
 
 @dataclass(frozen=True)
 class Effort:
-    """How many starts are drawn within the bounds, and how many are fitted."""
+    """Numbers of starts and fits."""
 
-    drawn: int
-    thinned: int  # to the thinned data, with at most `passes` passes
-    most: int  # the same while the best one is poor
-    full: int  # to all data
+    drawn: int  # starts within the bounds
+    thinned: int  # fits to thinned data, of at most `passes` passes
+    thinned_if_poor: int  # the same while no fit is good
+    full: int  # fits to all data
     passes: int
 
 
@@ -84,7 +84,7 @@ def find_starts(start: Array, problem: FitProblem, effort: Effort) -> tuple[list
     options["bounds"] = tuple(bound[physics][moving] for bound in bounds.solver)
     freedom = int((thinned.weights > 0).sum()) - int(moving.sum()) - 2 * layout.n_phi
     solutions: list[Solution] = []
-    for k in order[: effort.most]:
+    for k in order[: effort.thinned_if_poor]:
         good = solutions and min(s.cost for s in solutions) < _POOR * freedom
         if good and len(solutions) >= effort.thinned:
             break
@@ -106,7 +106,7 @@ def find_starts(start: Array, problem: FitProblem, effort: Effort) -> tuple[list
         turn = abs(own.x - candidates[0])[moving[: periodic[0] - physics.start].sum()]
         if turn < 0.5 * bounds.period[periodic[0]] / _DIRECTIONS:
             return [start], "the start"
-    if problem.solver.loss != "linear":
+    if problem.solver.loss != "linear" and effort.drawn:
         # Outliers, which the loss tolerates, can shift the minima of chi2.
         starts = [start, *starts[: effort.full - 1]]
     return starts, text

@@ -116,7 +116,7 @@ class Components(Model):
         return _logarithm(weight), decay, phase
 
     def checked_phases(self, params: Any) -> tuple[jax.Array, ...]:
-        """Compute `phases`, which are checked."""
+        """Compute the phases; `phases` checks their shapes."""
         return self.phases(params)
 
     def tables(self, params: Any) -> ComponentTables:  # type: ignore[override]

@@ -107,12 +107,12 @@ def _g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) ->
         raise ValueError(
             f"index: expected integers [M, 3] of (phi, i, j), got {points.dtype}{points.shape}"
         )
+    points = to_integers(points, "index")  # a point that exceeds int32 must not wrap around
     if isinstance(model, Components):
         return _components_at(model, phases, contrast, offset, points)
     A, X = phases
     if A.shape[0] != 1:
         raise ValueError(f"g2_at: expected A [n_t] for all angles, got {A.shape}; index g2 instead")
-    points = to_integers(points, "index")  # a point that exceeds int32 must not wrap around
     X = jnp.broadcast_to(X, (contrast.shape[0], X.shape[1]))
     operands = A[0], X, contrast, offset, points
     values: jax.Array = ops.two_time_g2_at(*operands, shear_power=model.shear_power)

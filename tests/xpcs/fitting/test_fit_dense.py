@@ -163,7 +163,7 @@ def test_multistart_finds_the_best():
 
 def test_curve_fit_returns_popt_and_pcov():
     case = problems.simulate(seed=10)
-    popt, pcov = jk.xpcs.curve_fit(model_of(case), case.data, problems.START)
+    popt, pcov = jk.xpcs.curve_fit(model_of(case), case.data, problems.START, search="local")
     result = checks.fit(model_of(case), case.data, p0=problems.START)
     np.testing.assert_array_equal(popt, result.popt)
     np.testing.assert_array_equal(pcov, result.pcov)

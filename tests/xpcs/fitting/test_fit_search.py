@@ -12,6 +12,7 @@ from support.xpcs import fit_checks as checks
 from support.xpcs import fit_problems as problems
 
 import jaxkern as jk
+from jaxkern.xpcs.fitting import fit as fitting
 
 N, PHI = 100, np.array([-80.0, -45.0, -5.0, 20.0, 35.0, 60.0, 85.0])
 SIGMA = 0.01
@@ -72,6 +73,35 @@ def test_a_search_over_held_and_static_parameters():
     single = checks.fit(static, clean + noise + noise.transpose(0, 2, 1), SIGMA, search="auto")
     assert single.success, single.message
     assert "257 compared" in single.search
+
+
+def test_held_parameters_keep_their_values():
+    model, data, truth = slow_flow()
+    p0 = {**dict(zip(model.parameter_names, truth, strict=True)), "gamma_dot_t_offset": 0.5}
+    result = checks.fit(model, data, SIGMA, {**p0, "D0": 9e4}, search="auto", multistart=3,
+                        hold=["beta", "gamma_dot_t_offset"], max_nfev=3)  # fmt: skip
+    assert result.as_dict["beta"] == truth[4]
+    assert result.as_dict["gamma_dot_t_offset"] == 0.5  # outside of its bounds
+    assert len(result.start_costs) >= 3
+
+
+def test_ctrl_c_during_the_search(monkeypatch):
+    model, data, _ = slow_flow()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fitting, "find_starts", interrupted)
+    with pytest.raises(jk.xpcs.FitInterrupted) as stopped:
+        checks.fit(model, data, SIGMA, search="auto")
+    assert stopped.value.result is None
+
+
+def test_the_direction_of_a_robust_fit():
+    model, data, truth = slow_flow()
+    turned = dict(zip(model.parameter_names, truth, strict=True)) | {"phi0": 39.0}
+    result = checks.fit(model, data, SIGMA, turned, loss="soft_l1")
+    assert abs(result.as_dict["phi0"] + 51.0) < 1.0
 
 
 def test_outliers_do_not_mislead_a_robust_fit():

@@ -51,6 +51,8 @@ def test_c2_is_that_of_mpmath(backend):
     assert np.abs(xpcs.g2(model, TRUTH, 0.3, 1.1) - exact).max() < 2e-11
     index = np.array([[0, 3, 3], [1, 0, 36], [2, 20, 7]])
     assert np.abs(xpcs.g2_at(model, TRUTH, 0.3, 1.1, index) - exact[tuple(index.T)]).max() < 2e-11
+    small = xpcs.g2_at(model, TRUTH, 0.3, 1.1, index.astype(np.uint8))
+    np.testing.assert_array_equal(small, xpcs.g2_at(model, TRUTH, 0.3, 1.1, index))
     with raises(IndexError, "index[0]", "(3, 37, 37)"):
         xpcs.g2_at(model, TRUTH, 0.3, 1.1, [[3, 0, 0]])
 
