@@ -38,11 +38,13 @@ def fit_g2(**values: Any) -> int:
     from jaxkern.xpcs.files.results_reader import read_summary
 
     options = SimpleNamespace(**values)
-    output = options.output
-    if output is not None and output.exists() and not options.force:
-        raise FileExistsError(f"{output} exists already; --force replaces it")
-    if options.plots is not None and options.plots.exists() and not options.plots.is_dir():
-        raise NotADirectoryError(f"--plots: expected a folder, got the file {options.plots}")
+    output, plots = options.output, options.plots
+    if plots is not None and plots.exists() and not plots.is_dir():
+        raise NotADirectoryError(f"--plots: expected a folder, got the file {plots}")
+    drawn = [] if plots is None else [plots / "g2-fit.png", plots / "tau-q.png"]
+    for path in (*([] if output is None else [output]), *drawn):
+        if path.exists() and not options.force:
+            raise FileExistsError(f"{path} exists already; --force replaces it")
     bounds = _bounds(options.bounds)
     result = read_summary(options.results)[0]
     if result is None:
@@ -61,15 +63,18 @@ def fit_g2(**values: Any) -> int:
         law = fit.tau_q()
     except ValueError as error:
         note = [f"no power law over q: {error}"]
+        if "D" in fit.shared:
+            power = [name for name in ("D", "exponent") if name in fit.shared]
+            found = (f"{n} {fit.params[n][0]:.5g} +/- {fit.errors[n].min():.2g}" for n in power)
+            note = [f"rate = D q^{'exponent' if power[1:] else 2} in all bins: {', '.join(found)}"]
     if output is not None:
         files.append(fit.to_csv(output))
-    if options.plots is not None:
-        options.plots.mkdir(parents=True, exist_ok=True)
-        drawn = {"g2-fit.png": fit, "tau-q.png": law}
-        for name, item in drawn.items():
-            if item is not None:
-                files.append(options.plots / name)
-                item.plot(files[-1])
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)
+    for path, item in zip(drawn, (fit, law), strict=False):
+        if item is not None:
+            files.append(path)
+            item.plot(path)
     record = {
         "model": fit.model,
         "errors": fit.error_method,

@@ -16,6 +16,9 @@ from jaxkern.xpcs.detectors.qmap import QMap
 from jaxkern.xpcs.onetime.fit import fit_g2
 from jaxkern.xpcs.onetime.result import G2Fit
 
+# Standard errors of fewer groups are too uncertain for weights.
+_LEAST_GROUPS = 8
+
 
 @dataclass(frozen=True, eq=False)
 class Overview:
@@ -103,10 +106,10 @@ class MultiTauResult(BinResult):
     def fit_g2(self, model: Any = "exponential", **options: Any) -> G2Fit:
         """Fit g2 of all bins, see `jaxkern.xpcs.fit_g2`.
 
-        With `groups` of `multitau`, errors come from a jackknife over groups of pixels, which also
-        gives the weights of the delays in place of `g2_err`; or else, with `parts`, from one over
-        parts of the run. Both include the correlation of noise between delays. Without, errors are
-        those of independent noise, which are too small.
+        With `groups` of `multitau`, errors come from a jackknife over groups of pixels, of which 8
+        or more also give the weights of the delays in place of `g2_err`; else, with `parts`, from
+        one over parts of the run. Both include the correlation of noise between delays. Without,
+        errors are those of independent noise, which are too small.
 
         Args:
           model: "exponential", "stretched", "double", "shear-gaussian", "shear-sinc" or a function.
@@ -133,7 +136,7 @@ class MultiTauResult(BinResult):
         if self.g2_groups is None:
             labels["g2_parts"] = self._part_curves()
         errors = self.g2_err
-        if self.g2_groups is not None:
+        if self.g2_groups is not None and len(self.g2_groups) >= _LEAST_GROUPS:
             # They are larger than `g2_err` at delays with few pairs, where the ratio of a pixel
             # varies little, because its own mean divides it.
             errors = self.g2_groups.std(0, ddof=1) / math.sqrt(len(self.g2_groups))

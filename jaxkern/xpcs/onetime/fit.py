@@ -31,6 +31,8 @@ Array = NDArray[np.float64]
 _LARGEST_LOG = 600.0
 # A parameter whose error exceeds this multiple of its value is not determined.
 _LARGEST_ERROR = 100.0
+# A parameter that is nearer to a bound than this fraction of its range is at the bound.
+_AT_BOUND = 1e-9
 # The contrast of a decay exceeds this multiple of its error.
 _LEAST_CONTRAST = 2.0
 
@@ -68,7 +70,8 @@ def fit_g2(
       tau: [n_tau] delays in s.
       g2: [n_tau, n_bins] or [n_tau]; points that are not finite are left out.
       g2_err: the standard errors, of the same shape; None for equal weights. Points without a
-        positive error are left out.
+        positive error are left out; where few points are used, errors of 0 or NaN are the usual
+        reason.
       model: a name, or a function of tau [n_tau] and its parameters by name. Starting values of a
         function come from `p0`, from its defaults, and for `rate`, `contrast` and `baseline` from
         the data.
@@ -76,6 +79,7 @@ def fit_g2(
       share: names of parameters that are equal in all bins. "D" replaces the rates by D q^2, and
         "exponent" in addition fits the power of q.
       bounds: name -> (lower, upper), which replace the default ones; equal bounds fix a parameter.
+        The lower bound of "D" is at least 0.
       loss: as in `scipy.optimize.least_squares`.
       f_scale: the residual at which a robust loss bends, in units of g2_err (default 1), or of g2
         if there are no errors.
@@ -171,7 +175,13 @@ def fit_g2(
         deviation = np.sqrt(variance)
     params = {name: values[:, k] for k, name in enumerate(plan.names)}
     perr = {name: deviation[:, k] for k, name in enumerate(plan.names)}
-    limits = {name: (lower[k], upper[k]) for k, name in enumerate(order)}
+    near = _AT_BOUND * np.where(np.isfinite(data.upper - data.lower), data.upper - data.lower, 0.0)
+    at_lower, at_upper = fitted.vector <= data.lower + near, fitted.vector >= data.upper - near
+    limits = {
+        name: ((lower[k], at_lower[:, k]), (upper[k], at_upper[:, k]))
+        for k, name in enumerate(order)
+        if not held[k]
+    }
     messages = _messages(params, perr, limits, fitted, n_points, local_free)
     return G2Fit(
         model=decay.name,
@@ -272,6 +282,9 @@ def _make_plan(model: DecayModel, share: Sequence[str], q: Any, loss: int, bound
         replaced = ("rate",)
         if "rate" in shared:
             raise ValueError("share: expected 'rate' or 'D', got both; 'D' makes rates D q^2")
+        low = _bound(model, "D", bounds)[0]
+        if low < 0:
+            raise ValueError(f"bounds['D']: expected a lower bound >= 0, got {low:g}")
         if q is None or not (np.isfinite(q) & (q > 0)).all():
             raise ValueError(f"q: expected [n_bins] q > 0 in 1/Angstrom for 'D', got {q!r:.80}")
     local = tuple(name for name in model.names if name not in (*shared, *replaced))
@@ -423,7 +436,7 @@ def _fast_first(plan: FitPlan, values: Array, variance: Array) -> tuple[Array, A
 def _messages(
     params: Mapping[str, Array],
     errors: Mapping[str, Array],
-    limits: Mapping[str, tuple[float, float]],
+    limits: Mapping[str, tuple[tuple[float, Any], tuple[float, Any]]],
     fitted: FittedCurves,
     n_points: Any,
     least_points: int,
@@ -437,27 +450,27 @@ def _messages(
             reasons[b].append(text.format(*(x[b] for x in values)))
 
     least = max(least_points, 1)
-    add(n_points < least, f"expected at least {least} points, got {{}}", n_points)
+    text = (
+        f"expected at least {least} points, got {{}}; those with an error of 0 or NaN are left out"
+    )
+    add(n_points < least, text, n_points)
     pending &= n_points >= least
     infinite = ~np.isfinite(fitted.cost)
     add(infinite, "the model is not finite at the starting values; pass p0")
     pending &= ~infinite
     add(~fitted.converged, f"no convergence after {MOST_ITERATIONS} iterations; pass p0")
     pending &= fitted.converged
-    for name, (low, high) in limits.items():
+    for name, pair in limits.items():
         value, error = params[name], errors[name]
-        if low >= high or name == "baseline":
-            continue
         unknown = ~(error <= _LARGEST_ERROR * np.maximum(np.abs(value), np.finfo(float).tiny))
-        add(unknown, f"the data do not determine {name}")
-        if name != "contrast":
-            tolerance = 1e-6 * (high - low if np.isfinite(high - low) else np.abs(value))
-            for bound, side in ((low, "lower"), (high, "upper")):
-                text = f"{name} is at its {side} bound {bound:g}"
-                add(~unknown & (np.abs(value - bound) <= tolerance), text)
+        if name != "baseline":
+            add(unknown, f"the data do not determine {name}")
+        for (bound, there), side in zip(pair, ("lower", "upper"), strict=True):
+            if name != "contrast" or bound != 0:  # without contrast there is no decay, see below
+                add(~unknown & there, f"{name} is at its {side} bound {bound:g}")
     if "contrast" in params:
         value, error = params["contrast"], errors["contrast"]
         pending &= [not texts for texts in reasons]
-        none = ~(np.abs(value) >= _LEAST_CONTRAST * error)
+        none = ~(np.abs(value) > _LEAST_CONTRAST * error)
         add(none, "no decay: contrast {:.3g} +/- {:.2g}", value, error)
     return ["; ".join(texts) for texts in reasons]

@@ -90,6 +90,7 @@ class Curves(NamedTuple):
 class FittedCurves(NamedTuple):
     """Fitted values of B bins and of P parameters of the result."""
 
+    vector: Any  # [B, p] in the fit's scale
     values: Any  # [B, P]
     variance: Any  # [B, P] diagonal of (J^T W J)^-1; infinite if not determined
     changes: Any  # [B, K + 1, P] changes with the deviations of each part, and with `common`
@@ -265,6 +266,7 @@ def _fit(plan: FitPlan, tau: Any, f_scale: Any, grid: Any, data: Curves) -> Fitt
     determined = (regular & jnp.isfinite(point.cost))[:, None] & ~unknown
     everywhere = jnp.broadcast_to(end.done & ~invalid, x.shape[:1])
     return FittedCurves(
+        x,
         report,
         jnp.where(determined, variance, jnp.inf),
         jnp.einsum("bri,bik->bkr", slopes, moved),

@@ -172,11 +172,18 @@ class G2Fit:
           name: the parameter, such as "slow_rate".
 
         Raises:
-          ValueError: q is unknown, or fewer than 3 bins or 2 different q are usable.
+          ValueError: the rates are shared, q is unknown, or fewer than 3 bins or 2 different q are
+            usable.
         """
         if name not in self.params:
             known = ", ".join(self.params)
             raise ValueError(f"name: expected one of the parameters {known}, got {name!r}")
+        law = "D" if name == "rate" and "D" in self.shared else name
+        if law in self.shared:
+            raise ValueError(
+                f"tau_q: expected rates of each bin, got shared {law}; see params[{law!r}]"
+                " and its errors" + " or those of 'exponent'" * ("exponent" in self.shared)
+            )
         if self.q is None:
             raise ValueError("q: expected [n_bins] in 1/Angstrom, got None; pass q to fit_g2")
         rate, error = self.params[name], self.errors[name]

@@ -191,10 +191,23 @@ def test_chunks_of_many_bins_and_bins_that_cannot_be_fitted():
     assert fit.success[valid].all()
     assert not fit.success[7:10].any()
     assert (np.abs(fit.params["rate"] - rate) < 5 * fit.errors["rate"])[valid].all()
-    assert fit.messages[7:9] == tuple(f"expected at least 3 points, got {n}" for n in (0, 2))
+    for number, message in zip((0, 2), fit.messages[7:9], strict=True):
+        assert f"at least 3 points, got {number}; those with an error of 0 or NaN" in message
     assert "no decay" in fit.messages[9] or "determine" in fit.messages[9]
     few = xpcs.fit_g2(TAU, g2[:, 290:], np.full((len(TAU), 10), 0.001))
     np.testing.assert_allclose(few.params["rate"], fit.params["rate"][290:], rtol=1e-7)
+
+
+def test_parameters_at_a_bound_do_not_succeed():
+    tau = 10 * TAU
+    decays = np.exp(-2 * np.array([0.5, 2.0, 2.0]) * tau[:, None])
+    g2 = [1.0, 2.3, 1.0] + np.array([0.2, 0.2, 2.8]) * decays
+    fit = xpcs.fit_g2(tau, g2, np.full(g2.shape, 0.001), bounds={"rate": (0, 1e6)})
+    assert fit.messages[0] == ""
+    assert "baseline is at its upper bound 2" in fit.messages[1]
+    assert "contrast is at its upper bound 2" in fit.messages[2]
+    held = xpcs.fit_g2(tau, g2, bounds={"baseline": (1, 1), "contrast": (0.2, 0.2)})
+    assert held.success[0]
 
 
 def test_errors_of_a_jackknife_cover_the_truth_of_correlated_noise():
@@ -271,6 +284,10 @@ def test_power_law_table_and_plots(tmp_path):
     assert lines[1].split(",")[3] == repr(fit.params["rate"].tolist()[0])
     assert "6 of 6 bins succeeded" in str(fit)
     assert "exponent" in str(law)
+    for share in (["D", "exponent"], ["rate"]):
+        joint = xpcs.fit_g2(TAU, g2, np.full(g2.shape, 0.001), q=Q, share=share)
+        with raises(ValueError, "tau_q", f"shared {share[0]}", f"params['{share[0]}']"):
+            joint.tau_q()
     with raises(ValueError, "name", "'rat'", "rate, contrast"):
         fit.tau_q("rat")
     with raises(ValueError, "q: expected", "fit_g2"):
@@ -302,6 +319,9 @@ def test_multitau_results_are_fitted_with_their_jackknife(kind):
     assert (np.abs(pulls) < 4).all()
     assert (fit.errors["rate"] < 10).all()
     assert fit.bins.tolist() == [1, 2]
+    if kind == "groups":  # too few groups for weights
+        few = xpcs.multitau(frames, frames.qmap, groups=2, frame_time=1e-3).fit_g2()
+        np.testing.assert_array_equal(few.g2_err, result.g2_err)
     unknown = xpcs.multitau(frames, frames.qmap, frame_time=None)
     with raises(ValueError, "frame_time", "pass frame_time to multitau"):
         unknown.fit_g2()
@@ -371,6 +391,10 @@ INVALID = [
     ({"bounds": {"rates": (0, 1)}}, ["bounds", "did you mean 'rate'?"]),
     ({"bounds": {"rate": (0, 1)}, "share": ["D"], "q": [1, 2]}, ["bounds", "not fitted"]),
     ({"bounds": {"rate": (2, 1)}}, ["bounds['rate']", "(2, 1)"]),
+    (
+        {"bounds": {"D": (-1, 1)}, "share": ["D"], "q": [1, 2]},
+        ["bounds['D']", ">= 0", "got -1"],
+    ),
     ({"bounds": {"rate": 3}}, ["bounds['rate']", "(lower, upper)"]),
     ({"p0": {"rte": 1}}, ["p0", "did you mean 'rate'?"]),
     ({"p0": {"rate": [1, 2, 3]}}, ["p0['rate']", "(2,)"]),
