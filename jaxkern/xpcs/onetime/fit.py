@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxkern.core.arguments import check_number
+from jaxkern.core.threads import num_threads
 from jaxkern.xpcs.model.checks import choice
 from jaxkern.xpcs.model.twin import LOSSES, SIGMA_FLOOR
 from jaxkern.xpcs.onetime.models import LOGARITHMIC, DecayModel, as_model
@@ -21,7 +23,7 @@ from jaxkern.xpcs.onetime.program import (
     Curves,
     FitPlan,
     FittedCurves,
-    compiled_fit,
+    fit_curves,
 )
 from jaxkern.xpcs.onetime.result import G2Fit
 
@@ -375,8 +377,19 @@ def _run(plan: FitPlan, tau: Array, f_scale: float, data: Curves) -> FittedCurve
     with jax.enable_x64(True):
         if plan.model.shape is None:
             _check_function(plan, tau)
-        made = compiled_fit(plan, tau, f_scale, plan.model.candidates(tau), data)
-        return FittedCurves(*(np.array(x)[:n_bins] for x in made))
+        grid = plan.model.candidates(tau)
+    size = n_bins if plan.shared else min(n_bins, CHUNK)
+    chunks = [Curves(*(x[k : k + size] for x in data)) for k in range(0, len(data.g2), size)]
+
+    def call(chunk: Curves) -> FittedCurves:
+        with jax.enable_x64(True):
+            return FittedCurves(*map(np.array, fit_curves(plan, tau, f_scale, grid, chunk)))
+
+    results = [call(chunks[0])]  # compiles the program
+    if len(chunks) > 1:
+        with ThreadPoolExecutor(min(num_threads(), len(chunks) - 1)) as pool:
+            results += pool.map(call, chunks[1:])
+    return FittedCurves(*(np.concatenate(x)[:n_bins] for x in zip(*results, strict=True)))
 
 
 def _check_function(plan: FitPlan, tau: Array) -> None:

@@ -20,7 +20,7 @@ from jax import lax
 from jaxkern.xpcs.model.twin import robust
 from jaxkern.xpcs.onetime.models import DecayModel, exponential
 
-#: number of curves that are fitted at a time; their Jacobians remain in the cache
+#: number of curves that a call fits; their Jacobians remain in the cache
 CHUNK = 256
 MOST_ITERATIONS = 200
 # Pivots of a matrix with unit diagonal below this are rounding errors.
@@ -165,20 +165,9 @@ class _Search(NamedTuple):
     iterations: Any
 
 
+@partial(jax.jit, static_argnums=0)
 def fit_curves(plan: FitPlan, tau: Any, f_scale: Any, grid: Any, data: Curves) -> FittedCurves:
-    """Fit all bins; in chunks, unless they share parameters."""
-    bins = len(data.g2)
-    if plan.shared or bins <= CHUNK:
-        return _fit(plan, tau, f_scale, grid, data)
-    chunks = jax.tree.map(lambda x: x.reshape(bins // CHUNK, CHUNK, *x.shape[1:]), data)
-    fitted = lax.map(partial(_fit, plan, tau, f_scale, grid), chunks)
-    return FittedCurves(*(x.reshape(bins, *x.shape[2:]) for x in fitted))
-
-
-compiled_fit = jax.jit(fit_curves, static_argnums=0)
-
-
-def _fit(plan: FitPlan, tau: Any, f_scale: Any, grid: Any, data: Curves) -> FittedCurves:
+    """Fit all bins in one program."""
     local = len(plan.local)
     total: Callable[[Any], Any] = (lambda x: x.sum(keepdims=True)) if plan.shared else (lambda x: x)
     held = data.upper <= data.lower
