@@ -154,9 +154,10 @@ def test_the_precision_of_the_caller_does_not_matter():
 def test_multistart_finds_the_best():
     case = problems.simulate(seed=9)
     poor = [1e5, 1.9, -50.0, 0.4, 1.5, 0.05, 9.0]
-    result = checks.fit(model_of(case), case.data, 1.0, poor, multistart=6, seed=1)
+    # Half of the starts of this seed end in the best minimum, on each CPU.
+    result = checks.fit(model_of(case), case.data, 1.0, poor, multistart=8, seed=0)
     good = checks.fit(model_of(case), case.data, 1.0, problems.TRUTH)
-    assert len(result.start_costs) == 6
+    assert len(result.start_costs) == 8
     assert result.cost == min(result.start_costs)
     assert result.cost == pytest.approx(good.cost, rel=1e-4)
 
