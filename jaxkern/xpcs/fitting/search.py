@@ -7,6 +7,7 @@ are fitted.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from jaxkern.xpcs.fitting.evaluation import FitProblem
 from jaxkern.xpcs.fitting.parameters import spread
 from jaxkern.xpcs.fitting.passes import MAX_VALUE, HostTables
 from jaxkern.xpcs.fitting.sampling import sigma_rows
-from jaxkern.xpcs.fitting.solver import NormalPoint, Solution, compress, solve
+from jaxkern.xpcs.fitting.solver import NormalPoint, Solution, StartNotFinite, compress, solve
 
 Array = NDArray[np.float64]
 
@@ -88,19 +89,19 @@ def find_starts(start: Array, problem: FitProblem, effort: Effort) -> tuple[list
         good = solutions and min(s.cost for s in solutions) < _POOR * freedom
         if good and len(solutions) >= effort.thinned:
             break
-        solution = solve(thinned, candidates[k], **options)
-        assert solution is not None
-        solutions.append(solution)
+        # A model may be finite where its derivatives are not.
+        with contextlib.suppress(StartNotFinite):
+            solution = solve(thinned, candidates[k], **options)
+            assert solution is not None
+            solutions.append(solution)
     minima = _minima(solutions, freedom)[: effort.full]
     starts = []
     for minimum in minima:
         better = start.copy()
         better[np.flatnonzero(moving) + physics.start] = minimum.x
         starts.append(bounds.wrap(better))
-    own, text = (
-        solutions[0],
-        f"{len(costs)} compared on thinned data, {len(solutions)} fitted there",
-    )
+    text = f"{len(costs)} compared on thinned data, {len(solutions)} fitted there"
+    own = solutions[0]
     if minima[0] is own and periodic.size and not effort.drawn:
         # The full fit takes other steps, and may not converge to the direction found here.
         turn = abs(own.x - candidates[0])[moving[: periodic[0] - physics.start].sum()]

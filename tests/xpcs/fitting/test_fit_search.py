@@ -5,6 +5,7 @@ The oracle of the best minimum is a fit that starts at the truth.
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.errors import raises, warns
@@ -83,6 +84,21 @@ def test_held_parameters_keep_their_values():
     assert result.as_dict["beta"] == truth[4]
     assert result.as_dict["gamma_dot_t_offset"] == 0.5  # outside of its bounds
     assert len(result.start_costs) >= 3
+
+
+def test_starts_without_finite_derivatives_are_skipped():
+    t = np.arange(N) * 1.0
+    geometry = jk.xpcs.Geometry(problems.Q, None, 1.0, t, 0.0)
+
+    def phases(p):
+        # Below 0.4 the rate is constant, and its derivative is 0 / 0.
+        rate = 0.05 + jnp.sqrt(jnp.maximum(p[0] - 0.4, 0.0))
+        return rate * jnp.asarray(t), jnp.zeros((1, N))
+
+    model = jk.xpcs.CustomModel(geometry, phases, ["x"], bounds=[(0.0, 1.0)], shear_power=0)
+    data = 1 + 0.3 * np.exp(-2 * 0.06 * np.abs(np.subtract.outer(t, t)))
+    result = checks.fit(model, data[None], 0.01, [0.9], search="auto")
+    assert result.physics[0] == pytest.approx(0.4001, abs=1e-6)
 
 
 def test_ctrl_c_during_the_search(monkeypatch):
