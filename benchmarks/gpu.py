@@ -250,7 +250,7 @@ def multitau_case(pixels: int, frames: int) -> Case:
 def cases(small: bool) -> Iterator[Case]:
     """Yield the cases, each with the 64-bit mode that it needs."""
     with jax.enable_x64(False):
-        yield from image_cases(*((2, 2) if small else (64, 4)))
+        yield from image_cases(*((2, 2) if small else (256, 4)))
     with jax.enable_x64(True):
         yield from xpcs_cases(*((96, 3) if small else (2000, 23)))
         yield multitau_case(*((300, 5) if small else (1 << 20, 16)))
