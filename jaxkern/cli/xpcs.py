@@ -79,6 +79,37 @@ def config(path: Path, as_json: bool, force: bool) -> int:
     return 0
 
 
+@xpcs.command("import-config", cls=XpcsCommand)
+@click.argument("old", type=PATH)
+@click.argument("new", type=PATH)
+@flag("--force", "Replace an existing file.")
+@command_options
+def import_config(**values: Any) -> int:
+    """Translate a YAML file of homodyne, xpcsjax or heterodyne, and list the outcome of each key.
+
+    Exits with 1, without a new file, if a key is unknown or has no equivalent.
+    """
+    from jaxkern.core.paths import write_atomically
+    from jaxkern.xpcs.analysis.import_settings import import_settings
+    from jaxkern.xpcs.analysis.settings import parse_yaml, template
+
+    options = SimpleNamespace(**values)
+    if options.new.exists() and not options.force:
+        raise FileExistsError(f"{options.new} exists already; --force replaces it")
+    config, keys = import_settings(parse_yaml(options.old.read_bytes(), str(options.old)))
+    wide = max(len(key.key) for key in keys)
+    lines = [f"{key.key:<{wide}}  {key.outcome:<10}  {key.text}" for key in keys]
+    if config is not None:
+        write_atomically(options.new, template(config).encode())
+        lines.append(written([options.new]))
+    files = [] if config is None else [options.new]
+    report(options, {"keys": [vars(key) for key in keys], "files": files}, *lines)
+    errors = [f"{key.key}: {key.text}" for key in keys if key.outcome == "error"]
+    if errors:
+        print(f"error: {len(errors)} keys of {options.old}:", *errors, sep="\n", file=sys.stderr)
+    return 1 if errors else 0
+
+
 @xpcs.command(cls=XpcsCommand)
 @_config_options
 def simulate(**values: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,13 +106,17 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[OpenM
                 f"laminar_flow, got null (the default of `simulate` is {SIMULATED_GAP:g})"
             )
         n_t = file.shape[1]
-        window = frame_window(n_t, analysis.frames.start, analysis.frames.end)
+        with warnings.catch_warnings(record=True) as clamped:
+            warnings.simplefilter("always")
+            window = frame_window(n_t, analysis.frames.start, analysis.frames.end)
+        notes = (*q_notes, *dt_notes, *(f"analysis.frames.{w.message}" for w in clamped))
         keep = frames_to_keep(n_t, analysis.frames.bad)[slice(*window)]
+        keep[0] &= not analysis.frames.exclude_first
         data = Prepared(file, chosen, window, analysis.diagonal_correction)
         model = make_model(config, q, file.phi[chosen], data.shape[1], dt=dt, gap=gap)
         gap_description = "no gap" if gap is None else f"gap {gap:.6g} Angstrom"
         conditions = (q_description, dt_description, gap_description)
-        yield OpenMeasurement(path, data, model, keep, conditions, q_notes + dt_notes)
+        yield OpenMeasurement(path, data, model, keep, conditions, notes)
 
 
 def fit_measurement(

@@ -49,7 +49,8 @@ class PhiFiltering:
 @dataclass(frozen=True)
 class FrameChoice:
     start: int = _key("first frame, counted from 1", 1)
-    end: int | None = _key("last frame; null or -1: the last frame of the file")
+    end: int | None = _key("last frame; null, -1 or a later one: the last frame of the file")
+    exclude_first: bool = _key("leave out the first of these frames", False)
     bad: tuple[int | tuple[int, int], ...] = _key("frames to leave out, or pairs [first, last]", ())
 
 
@@ -60,7 +61,9 @@ class Analysis:
         "laminar_flow",
     )
     shear_power: Literal[2, 4] = _key("power of sinc in g2 (laminar_flow)", 4)
-    diagonal_correction: bool = _key("replace the measured diagonal (for plots)", True)
+    diagonal_correction: bool | Literal["basic", "statistical", "interpolation"] = _key(
+        "replace the diagonal in plots; true (basic), statistical, interpolation, false", True
+    )
     phi_filtering: PhiFiltering = _key("", PhiFiltering)
     frames: FrameChoice = _key("", FrameChoice)
 
@@ -71,8 +74,12 @@ class InitialParameters:
     bounds: dict[str, tuple[float, float]] = _key("[low, high] by name", dict)
     hold: tuple[str, ...] = _key("names of parameters that are not fitted", ())
     allow_bounds: bool = _key("accept a fit that ends at a bound", False)
-    contrast: float | None = _key("null: estimated from the data")
-    offset: float | None = _key("baseline; null: estimated from the data")
+    contrast: float | tuple[float, ...] | None = _key(
+        "one value, or one for each angle; null: estimated from the data"
+    )
+    offset: float | tuple[float, ...] | None = _key(
+        "baseline, one value, or one for each angle; null: estimated from the data"
+    )
 
 
 @dataclass(frozen=True)
