@@ -85,23 +85,10 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[OpenM
     files, analysis = config.data_files, config.analysis
     path = Path(folder) / home_path(files.file)
     with ApsFile(path, None if files.layout == "auto" else files.layout) as file:
-        inside = np.ones(len(file.phi), bool)
-        if analysis.phi_filtering.enabled:
-            inside = select_phi(file.phi, analysis.phi_filtering.ranges)
-            if not inside.any():
-                raise ConfigError(
-                    "analysis.phi_filtering.ranges: expected ranges that contain some of the "
-                    f"angles {some(file.phi)} of {path}, got "
-                    f"{[list(pair) for pair in analysis.phi_filtering.ranges]}"
-                )
+        inside = choose_angles(config, file)
         chosen, q, q_description, q_notes = choose_ring(files, file, inside)
         dt, dt_description, dt_notes = time_step(config.experiment, file.dt, path)
-        gap = config.experiment.gap
-        if gap is None and analysis.model == "laminar_flow":
-            raise ConfigError(
-                "experiment.gap: expected the gap between stator and rotor in Angstrom for "
-                f"laminar_flow, got null (the default of `simulate` is {SIMULATED_GAP:g})"
-            )
+        gap = check_gap(config)
         n_t = file.shape[1]
         with warnings.catch_warnings(record=True) as clamped:
             warnings.simplefilter("always")
@@ -228,6 +215,31 @@ def simulate_data(
         "file": str(path),
     }
     return path, truth
+
+
+def choose_angles(config: Config, file: ApsFile) -> NDArray[np.bool_]:
+    """Return a mask of the file's entries at the angles of the settings."""
+    filtering = config.analysis.phi_filtering
+    if not filtering.enabled:
+        return np.ones(len(file.phi), bool)
+    inside = select_phi(file.phi, filtering.ranges)
+    if not inside.any():
+        raise ConfigError(
+            "analysis.phi_filtering.ranges: expected ranges that contain some of the angles "
+            f"{some(file.phi)} of {file.path}, got {[list(pair) for pair in filtering.ranges]}"
+        )
+    return inside
+
+
+def check_gap(config: Config) -> float | None:
+    """Return the gap of the settings, which the laminar model needs."""
+    gap = config.experiment.gap
+    if gap is None and config.analysis.model == "laminar_flow":
+        raise ConfigError(
+            "experiment.gap: expected the gap between stator and rotor in Angstrom for "
+            f"laminar_flow, got null (the default of `simulate` is {SIMULATED_GAP:g})"
+        )
+    return gap
 
 
 def choose_ring(
