@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -17,6 +16,9 @@ from jaxkern.cli.output import INTERRUPTED, PATH, combine, flag, json_option, op
 from jaxkern.cli.xpcs_command import XpcsCommand, command_options, print_warnings, report, written
 from jaxkern.cli.xpcs_correlate import correlate
 from jaxkern.cli.xpcs_fit_g2 import fit_g2
+from jaxkern.cli.xpcs_pages import frame_shape as parse_frame_shape
+from jaxkern.cli.xpcs_pages import inspect
+from jaxkern.cli.xpcs_pages import report as report_page
 from jaxkern.cli.xpcs_watch import watch
 from jaxkern.core.progress import ProgressBar
 
@@ -54,6 +56,8 @@ def xpcs() -> None:
 
 xpcs.add_command(correlate)
 xpcs.add_command(fit_g2)
+xpcs.add_command(inspect)
+xpcs.add_command(report_page)
 xpcs.add_command(watch)
 
 
@@ -235,12 +239,7 @@ def check(
     """
     from jaxkern.xpcs.analysis.checking import check_file
 
-    shape = None
-    if frame_shape is not None:
-        match = re.fullmatch(r"\s*([0-9]{1,9})\s*[,x]\s*([0-9]{1,9})\s*", frame_shape)
-        if match is None:
-            raise ValueError(f"--frame-shape: expected H,W, got {frame_shape!r:.40}")
-        shape = (int(match[1]), int(match[2]))
+    shape = parse_frame_shape(frame_shape)
     results = []
     for file in files:
         result = check_file(file, shape, dataset)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ from jaxkern.xpcs.fitting.parameters import physics_vector
 from jaxkern.xpcs.fitting.result import FitResult, load_result, save_result
 from jaxkern.xpcs.model.components import TwoComponent
 from jaxkern.xpcs.model.models import Geometry, LaminarFlow, Model, Static, StaticIsotropic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Settings of `optimization` that are fields of `SolverOptions`.
 _SOLVER_SETTINGS = ["loss", "f_scale", "ftol", "xtol", "gtol", "max_nfev"]
@@ -135,7 +138,9 @@ def save(
 ) -> list[Path]:
     """Write the result and the settings, and the fitted g2 if requested; return the paths."""
     model = measurement.model
-    paths = list(save_result(output, result, model.geometry, dataclasses.asdict(config)))
+    settings = dataclasses.asdict(config)
+    settings["data_files"]["file"] = str(measurement.path.absolute())
+    paths = list(save_result(output, result, model.geometry, settings))
     if config.output.fitted_c2:
         fitted = Path(output) / "fitted.h5"
         simulate_to_file(fitted, model, result.physics, result.contrast, result.offset)
@@ -147,7 +152,19 @@ def plot_measurement(
     config: Config, measurement: OpenMeasurement, output: str | Path
 ) -> list[Path]:
     """Plot the result in ``output`` with the data, and return the paths."""
-    output = Path(output)
+    geometry = measurement.model.geometry
+    title = (
+        f"{measurement.path.name}, q {geometry.q:.4g} 1/Angstrom, "
+        f"{geometry.n_phi} angles of {geometry.n_t} frames"
+    )
+    _, figures = draw_measurement(config, measurement, output)
+    return fit_plots.save_figures(Path(output), figures.items(), title, config.output.dpi)
+
+
+def draw_measurement(
+    config: Config, measurement: OpenMeasurement, output: str | Path
+) -> tuple[list[fit_plots.AngleView], dict[str, Figure]]:
+    """Return the data of the plotted angles with the result in ``output``, and figures by name."""
     _, arrays = load_result(output)
     geometry = measurement.model.geometry
     for name in ("phi", "t"):
@@ -169,19 +186,14 @@ def plot_measurement(
         angles=config.output.angles,
     )
     names = [str(name) for name in arrays["names"]]
-    title = (
-        f"{measurement.path.name}, q {geometry.q:.4g} 1/Angstrom, "
-        f"{geometry.n_phi} angles of {geometry.n_t} frames"
-    )
     fitted = (names, arrays["popt"], arrays["pcov"])
-    figures = [
-        ("maps", fit_plots.plot_maps(views)),
-        ("cuts", fit_plots.plot_cuts(views)),
-        ("residuals", fit_plots.plot_residuals(views)),
-        ("parameters", fit_plots.plot_parameters(model, arrays["physics"], *fitted)),
-        ("convergence", fit_plots.plot_convergence(arrays["costs"])),
-    ]
-    return fit_plots.save_figures(output, figures, title, config.output.dpi)
+    return views, {
+        "maps": fit_plots.plot_maps(views),
+        "cuts": fit_plots.plot_cuts(views),
+        "residuals": fit_plots.plot_residuals(views),
+        "parameters": fit_plots.plot_parameters(model, arrays["physics"], *fitted),
+        "convergence": fit_plots.plot_convergence(arrays["costs"]),
+    }
 
 
 def simulate_data(
