@@ -111,6 +111,29 @@ def import_config(**values: Any) -> int:
 
 
 @xpcs.command(cls=XpcsCommand)
+@click.argument("path", metavar="YAML", type=PATH)
+@option("--data", "FILE", "Replace data_files.file.", PATH)
+@command_options
+def validate(path: Path, data: Path | None, as_json: bool, quiet: bool) -> int:
+    """Check all settings and files of a fit, and list every problem; nothing is fitted.
+
+    Exits with 1 if there are problems.
+    """
+    from jaxkern.xpcs.analysis.settings import parse_yaml
+    from jaxkern.xpcs.analysis.validation import find_config_problems
+
+    tree = parse_yaml(path.read_bytes(), str(path)) or {}
+    files = tree.setdefault("data_files", {}) if isinstance(tree, dict) else None
+    if data is not None and isinstance(files, dict):
+        files["file"] = str(data.absolute())
+    problems = find_config_problems(tree, path.parent)
+    lines = problems or [f"{path}: no problem found"]
+    options = SimpleNamespace(as_json=as_json, quiet=quiet and not problems)
+    report(options, {"problems": problems}, *lines)
+    return 1 if problems else 0
+
+
+@xpcs.command(cls=XpcsCommand)
 @_config_options
 def simulate(**values: Any) -> int:
     """Write a simulated data set to an APS file."""

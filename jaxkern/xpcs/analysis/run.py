@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.paths import home_path
-from jaxkern.xpcs.analysis import fit_plots
+from jaxkern.xpcs.analysis import exports, fit_plots
 from jaxkern.xpcs.analysis.settings import Config, ConfigError, DataFiles, Experiment
 from jaxkern.xpcs.files.aps import ApsFile
 from jaxkern.xpcs.files.prepare import (
@@ -88,23 +88,10 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[OpenM
     files, analysis = config.data_files, config.analysis
     path = Path(folder) / home_path(files.file)
     with ApsFile(path, None if files.layout == "auto" else files.layout) as file:
-        inside = np.ones(len(file.phi), bool)
-        if analysis.phi_filtering.enabled:
-            inside = select_phi(file.phi, analysis.phi_filtering.ranges)
-            if not inside.any():
-                raise ConfigError(
-                    "analysis.phi_filtering.ranges: expected ranges that contain some of the "
-                    f"angles {some(file.phi)} of {path}, got "
-                    f"{[list(pair) for pair in analysis.phi_filtering.ranges]}"
-                )
+        inside = choose_angles(config, file)
         chosen, q, q_description, q_notes = choose_ring(files, file, inside)
         dt, dt_description, dt_notes = time_step(config.experiment, file.dt, path)
-        gap = config.experiment.gap
-        if gap is None and analysis.model == "laminar_flow":
-            raise ConfigError(
-                "experiment.gap: expected the gap between stator and rotor in Angstrom for "
-                f"laminar_flow, got null (the default of `simulate` is {SIMULATED_GAP:g})"
-            )
+        gap = check_gap(config)
         n_t = file.shape[1]
         with warnings.catch_warnings(record=True) as clamped:
             warnings.simplefilter("always")
@@ -149,7 +136,7 @@ def fit_measurement(
 def save(
     config: Config, measurement: OpenMeasurement, result: FitResult, output: str | Path
 ) -> list[Path]:
-    """Write the result and the settings, and the fitted g2 if requested; return the paths."""
+    """Write the result, the settings and the requested exports; return the paths."""
     model = measurement.model
     settings = dataclasses.asdict(config)
     settings["data_files"]["file"] = str(measurement.path.absolute())
@@ -158,6 +145,10 @@ def save(
         fitted = Path(output) / "fitted.h5"
         simulate_to_file(fitted, model, result.physics, result.contrast, result.offset)
         paths.append(fitted)
+    if config.output.nlsq_files:
+        paths += exports.save_nlsq_files(output, measurement.data, model, result)
+    if config.output.text_columns:
+        paths += exports.save_text_columns(output, measurement.data, model, result)
     return paths
 
 
@@ -240,6 +231,31 @@ def simulate_data(
         "file": str(path),
     }
     return path, truth
+
+
+def choose_angles(config: Config, file: ApsFile) -> NDArray[np.bool_]:
+    """Return a mask of the file's entries at the angles of the settings."""
+    filtering = config.analysis.phi_filtering
+    if not filtering.enabled:
+        return np.ones(len(file.phi), bool)
+    inside = select_phi(file.phi, filtering.ranges)
+    if not inside.any():
+        raise ConfigError(
+            "analysis.phi_filtering.ranges: expected ranges that contain some of the angles "
+            f"{some(file.phi)} of {file.path}, got {[list(pair) for pair in filtering.ranges]}"
+        )
+    return inside
+
+
+def check_gap(config: Config) -> float | None:
+    """Return the gap of the settings, which the laminar model needs."""
+    gap = config.experiment.gap
+    if gap is None and config.analysis.model == "laminar_flow":
+        raise ConfigError(
+            "experiment.gap: expected the gap between stator and rotor in Angstrom for "
+            f"laminar_flow, got null (the default of `simulate` is {SIMULATED_GAP:g})"
+        )
+    return gap
 
 
 def choose_ring(
