@@ -17,6 +17,7 @@ from jaxkern.cli.output import INTERRUPTED, PATH, combine, flag, json_option, op
 from jaxkern.cli.xpcs_command import XpcsCommand, command_options, print_warnings, report, written
 from jaxkern.cli.xpcs_correlate import correlate
 from jaxkern.cli.xpcs_fit_g2 import fit_g2
+from jaxkern.cli.xpcs_fit_many import fit_table, is_many, many_options
 from jaxkern.cli.xpcs_watch import watch
 from jaxkern.core.progress import ProgressBar
 
@@ -96,11 +97,12 @@ def simulate(**values: Any) -> int:
 
 @xpcs.command(cls=XpcsCommand)
 @flag("--no-plots", "Write no plots.")
+@many_options
 @_config_options
 def fit(**values: Any) -> int:
-    """Fit a data set.
+    """Fit a data set, or many with --many, --rings or --windows.
 
-    Exits with 1 if the fit does not converge or does not describe the data.
+    Exits with 1 if a fit does not converge or does not describe the data.
     """
     from jaxkern.xpcs.analysis import run as analysis
     from jaxkern.xpcs.fitting.result import FitInterrupted
@@ -109,6 +111,8 @@ def fit(**values: Any) -> int:
     saved = "nothing was saved"
     try:
         config = _load_settings(options)
+        if is_many(options):
+            return fit_table(config, options)
         with analysis.open_measurement(config, options.config.parent) as measurement:
             _print_measurement(measurement, options.quiet)
             with warnings.catch_warnings():

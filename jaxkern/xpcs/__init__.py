@@ -2,6 +2,7 @@
 
 from jaxkern.core.memory import memory_limit
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
+from jaxkern.xpcs.analysis.fit_many import FitOutcome, ManyFits, fit_many
 from jaxkern.xpcs.analysis.many import CorrelatedFiles, FileOutcome, correlate_files
 from jaxkern.xpcs.analysis.settings import Config, ConfigError, load_config, template
 from jaxkern.xpcs.correlators.checks import CorrelationWarning
@@ -104,6 +105,7 @@ __all__ = [
     "Events",
     "FileOutcome",
     "FitInterrupted",
+    "FitOutcome",
     "FitResult",
     "FitTimings",
     "FrameSource",
@@ -112,6 +114,7 @@ __all__ = [
     "GrowingFrames",
     "LaminarFlow",
     "LiveMultiTau",
+    "ManyFits",
     "MemoryEstimate",
     "Model",
     "MultiTauResult",
@@ -144,6 +147,7 @@ __all__ = [
     "estimate_memory",
     "fit",
     "fit_g2",
+    "fit_many",
     "frame_window",
     "frames_to_keep",
     "g2",
