@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.paths import OutputInUse, home_path, lock_output, remove_leftovers
 from jaxkern.core.progress import ProgressBar
+from jaxkern.core.tables import Row
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlate import CorrelationChoices, correlate_file
 from jaxkern.xpcs.analysis.correlation_plots import LAST_PLOT
-from jaxkern.xpcs.analysis.results_table import Row, table_rows, table_text, write_table
+from jaxkern.xpcs.analysis.results_table import table_rows, table_text, write_table
 from jaxkern.xpcs.correlators.checks import HotPixels
 from jaxkern.xpcs.detectors.opening import SUFFIXES, frame_files
 from jaxkern.xpcs.detectors.qmap import QMap, masked_map
