@@ -238,8 +238,10 @@ def fit_many(
         sets = {str(name): value for name, value in data.items()}
     else:
         items = list(data)
-        is_path = [isinstance(item, str | os.PathLike) for item in items]
-        names = [Path(x).stem if p else str(k) for k, (x, p) in enumerate(zip(items, is_path), 1)]
+        names = [
+            Path(item).stem if isinstance(item, str | os.PathLike) else str(k)
+            for k, item in enumerate(items, 1)
+        ]
         sets = dict(zip(names, items, strict=True))
         if len(sets) < len(items):
             raise ValueError(f"data: expected different names, got {names}; pass a mapping")
@@ -304,9 +306,10 @@ def fit_files(
                 raise ValueError(f"files: expected different names, got {name} twice")
             labels = {**labels, "file": number} if len(ordered) > 1 else labels
             provenance = {
-                "file": file_stamp(Path(file)), "jaxkern": __version__,
-                "settings": dataclasses.asdict(dataclasses.replace(settings, output=Config().output)),
-            }  # fmt: skip
+                "file": file_stamp(Path(file)),
+                "jaxkern": __version__,
+                "settings": {**dataclasses.asdict(settings), "output": None},
+            }
             folder = home_path(output).absolute() / name
             tasks[name] = FitTask(name, labels, folder, settings, provenance)
     if not tasks:
@@ -470,8 +473,9 @@ def _finished(task: FitTask) -> Row | None:
         if stored != json.loads(json.dumps(task.provenance)):
             return None
         row: Row = {}
-        for name, *pair in zip(arrays["names"].tolist(), arrays["popt"], arrays["perr"]):
-            row |= {name: float(pair[0]), f"{name}_err": float(pair[1])}
+        columns = (arrays[name].tolist() for name in ("names", "popt", "perr"))
+        for name, value, error in zip(*columns, strict=True):
+            row |= {name: value, f"{name}_err": error}
         same = {name: summary[name] for name in ("chi2", "reduced_chi2", "success", "message")}
         same |= {"passes": summary["nfev"], "repeated": repeated}
         same["compile_seconds"] = summary["timings"]["compile"]

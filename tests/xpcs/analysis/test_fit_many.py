@@ -116,7 +116,7 @@ def test_errors_name_the_argument(rings):
 
 
 def test_files_rings_and_windows(rings, tmp_path, capsys):
-    models, data = rings
+    data = rings[1]
     q = np.repeat([0.004, 0.006], 2)
     phi = np.array([0.0, 90.0, 0.0, 90.0])
     for name, scale in (("scan_2", 1.0), ("scan_10", 1.0)):

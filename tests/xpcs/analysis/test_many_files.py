@@ -449,7 +449,8 @@ def test_a_file_in_use_is_postponed(tmp_path):
             order.append(outcome.file.stem)
             released.set()
 
-        arguments = ([data / "run2.npy", data / "run10.npy"], data / "qmap.h5", tmp_path / "results")
+        frames = [data / "run2.npy", data / "run10.npy"]
+        arguments = (frames, data / "qmap.h5", tmp_path / "results")
         worker = threading.Thread(
             target=xpcs.correlate_files, args=arguments, kwargs={"shown": shown}
         )
