@@ -49,6 +49,8 @@ from jaxkern.xpcs.fitting.options import (
     StreamingOptions,
     estimate_memory,
 )
+from jaxkern.xpcs.fitting.posterior import Posterior as Posterior
+from jaxkern.xpcs.fitting.posterior import posterior as posterior
 from jaxkern.xpcs.fitting.result import (
     FitInterrupted,
     FitResult,
