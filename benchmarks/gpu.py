@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py               # values and times of every op
     python benchmarks/gpu.py --values      # values only, of small operands
+    python benchmarks/gpu.py --kernels     # the time on the GPU of the longest kernels
     python benchmarks/gpu.py --dry-run     # small operands, with the CPU in place of the GPU
     python benchmarks/gpu.py --expected    # the computed times alone; needs no GPU
 
@@ -16,11 +17,14 @@ float64 instructions at its rate.
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import functools
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -109,6 +113,33 @@ def row(case: Case, gpu: Any, cpu: Any, options: Any, copied: float) -> list[Any
         f"{1e6 * pure:.1f}",
         f"{pure / ours:.2f}",
     ]
+
+
+def kernels(case: Case, gpu: Any) -> Iterator[list[Any]]:
+    """Yield a row for each backend, with the kernels that JAX's profiler saw on the device.
+
+    Unlike the times of `row`, these do not include the time in which the host enqueues calls.
+    """
+    plane_name = "/device:GPU" if gpu.platform == "gpu" else "/host:CPU"
+    for backend in ("native", "jax"):
+        sets, runs = min(len(case.sets), 2), 3
+        program = compiled(case, gpu, backend, sets)
+        jax.block_until_ready(program())
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder):
+                jax.block_until_ready([program() for _ in range(runs)])
+            (path,) = Path(folder).rglob("*.xplane.pb")
+            planes = jax.profiler.ProfileData.from_file(str(path)).planes
+        seconds: collections.Counter[str] = collections.Counter()
+        for plane in planes:
+            if plane.name.startswith(plane_name):
+                for line in plane.lines:
+                    if gpu.platform != "gpu" or line.name.startswith("Stream"):
+                        for event in line.events:
+                            seconds[event.name] += event.duration_ns * 1e-9 / (runs * sets)
+        longest = ", ".join(f"{k[:60]} {1e6 * v:.1f}" for k, v in seconds.most_common(4))
+        name = case.name if backend == "native" else f"{case.name}, pure JAX"
+        yield [name, f"{1e6 * case.expected:.1f}", f"{1e6 * seconds.total():.1f}", longest]
 
 
 MIXES = (jk.image.MixUp, jk.image.CutMix)
@@ -267,7 +298,7 @@ def multitau_case(pixels: int, frames: int) -> Case:
 def cases(small: bool) -> Iterator[Case]:
     """Yield the cases, each with the 64-bit mode that it needs."""
     with jax.enable_x64(False):
-        yield from image_cases(*((2, 2) if small else (64, 4)))
+        yield from image_cases(*((2, 2) if small else (256, 4)))
     with jax.enable_x64(True):
         yield from xpcs_cases(*((96, 3) if small else (2000, 23)))
         yield multitau_case(*((300, 5) if small else (1 << 20, 16)))
@@ -276,6 +307,7 @@ def cases(small: bool) -> Iterator[Case]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--values", "--quick", action="store_true", help="compare values only")
+    parser.add_argument("--kernels", action="store_true", help="times of kernels by the profiler")
     parser.add_argument("--dry-run", action="store_true", help="the CPU in place of the GPU")
     parser.add_argument("--expected", action="store_true", help="print the computed times only")
     parser.add_argument("--cases", default="", help="a regular expression of names")
@@ -288,6 +320,8 @@ def main() -> int:
         header += " | measured, us"
     elif options.values:
         header += " | values"
+    elif options.kernels:
+        header += " | on the device, us | longest kernels, us"
     else:
         copied = jk.performance.ceilings(gpu).best.copy
         print(f"{gpu.device_kind}: a device copy reads and writes {copied / 1e9:.0f} GB/s.\n")
@@ -298,13 +332,17 @@ def main() -> int:
         if not re.search(options.cases, case.name):
             continue
         try:
-            cells = row(case, gpu, cpu, options, copied)
+            if options.kernels:
+                rows = list(kernels(case, gpu))
+            else:
+                rows = [row(case, gpu, cpu, options, copied)]
         except (Exception, SystemExit) as error:
             failed += 1
             text = " ".join(f"{type(error).__name__}: {error}".split()).replace("|", "/")
-            cells = [case.name, f"**failed**: {text[:300]}"]
-        cells += [""] * (columns - len(cells))
-        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+            rows = [[case.name, f"**failed**: {text[:300]}"]]
+        for cells in rows:
+            cells += [""] * (columns - len(cells))
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
     return min(failed, 1)
 
 

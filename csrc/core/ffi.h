@@ -45,6 +45,8 @@ namespace ffi = xla::ffi;
 
 constexpr int64_t kAnySize = -1;
 constexpr size_t kMaxCoreRank = 8;
+// The largest alignment that XLA's scratch allocator accepts.
+constexpr size_t kScratchAlignment = 16;
 
 inline std::string shape_text(ffi::AnyBuffer::Dimensions dimensions) {
   std::string text = "[";

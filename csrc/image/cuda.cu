@@ -97,23 +97,16 @@ cudaError_t launch_chain(const ChainCall& call, Dtype source, cudaStream_t strea
 
 namespace {
 
-constexpr int32_t kMixThreads = 256;
-constexpr int64_t kMixBlocks =
-    1 << 16;  // more than any device runs at once; blocks loop over the rest
-
 template <Dtype dtype, int32_t kElements>
 __global__ void __launch_bounds__(kMixThreads) mix_kernel(const __grid_constant__ MixCall call) {
   using Body = MixBody<dtype, kElements>;
-  const int64_t items = Body::items(call);
-  for (int64_t flat = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; flat < items;
-       flat += static_cast<int64_t>(gridDim.x) * blockDim.x)
-    Body::run(call, flat);
+  for (int64_t flat = blockIdx.x; flat < Body::shares(call); flat += gridDim.x)
+    Body::run(call, flat, static_cast<int32_t>(threadIdx.x));
 }
 
 template <Dtype dtype, int32_t kElements>
 cudaError_t start_mix(const MixCall& call, cudaStream_t stream) {
-  const int64_t items = MixBody<dtype, kElements>::items(call);
-  const int64_t blocks = std::min((items + kMixThreads - 1) / kMixThreads, kMixBlocks);
+  const int64_t blocks = std::min(MixBody<dtype, kElements>::shares(call), kMaxBlocks);
   mix_kernel<dtype, kElements><<<static_cast<unsigned>(blocks), kMixThreads, 0, stream>>>(call);
   return cudaGetLastError();
 }

@@ -50,7 +50,8 @@ ffi::Error run_chain(const ChainOperands& operands, cudaStream_t stream,
   const Scratch scratch = scratch_of(chain.plan, call.samples());
   float* buffer[2] = {};
   for (int i = 0; i < scratch.buffers; ++i) {
-    const std::optional<void*> memory = allocator.Allocate(scratch.floats * sizeof(float), 256);
+    const std::optional<void*> memory =
+        allocator.Allocate(scratch.floats * sizeof(float), kScratchAlignment);
     if (!memory.has_value()) {
       return ffi::Error(ffi::ErrorCode::kResourceExhausted,
                         call.op() + ": no device memory for " +
@@ -74,7 +75,7 @@ ffi::Error run_program(const ImageProgram& op, cudaStream_t stream,
     return status_of(op.call, status);
   }
   const size_t bytes = static_cast<size_t>(program_scratch(work, grid));
-  const std::optional<void*> memory = allocator.Allocate(bytes, 256);
+  const std::optional<void*> memory = allocator.Allocate(bytes, kScratchAlignment);
   if (!memory.has_value()) {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted,
                       op.call.op() + ": no device memory for " + std::to_string(bytes) +

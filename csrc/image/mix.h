@@ -55,49 +55,86 @@ JAXKERN_HD float mix_element(float x, float partner, float lambda, bool cut) {
   return value;
 }
 
-// Work item `flat`: kElements consecutive elements of one image. The output may be x itself, so x
-// is read with ordinary loads, and before the item's own stores.
+constexpr int32_t kMixThreads = 256;
+
+// Share `flat` of the work is kPieces pieces per thread of one image, kMixThreads pieces apart. A
+// piece is kElements consecutive elements. The output may be x itself, so x is read with ordinary
+// loads, and each piece by the thread that stores it, before it does.
 template <Dtype dtype, int32_t kElements>
 struct MixBody {
   using Element = typename Stored<dtype>::Type;
   static_assert(kElements == 1 || kElements * sizeof(Element) == kStoreBytes);
+  static constexpr int32_t kPieces = 4;
 
   struct alignas(kElements == 1 ? sizeof(Element) : kStoreBytes) Piece {
     Element element[kElements];
   };
 
-  JAXKERN_HD int64_t items(const MixCall& call) {
-    return call.elements() / kElements * call.samples;
+  JAXKERN_HD int64_t shares_of_image(const MixCall& call) {
+    constexpr int64_t kShare = int64_t{kMixThreads} * kPieces * kElements;
+    return (call.elements() + kShare - 1) / kShare;
   }
+  JAXKERN_HD int64_t shares(const MixCall& call) { return shares_of_image(call) * call.samples; }
 
-  JAXKERN_HD void run(const MixCall& call, int64_t flat) {
-    const int64_t each = call.elements() / kElements;
-    const int64_t sample = flat / each, start = (flat - sample * each) * kElements;
+  JAXKERN_HD void run(const MixCall& call, int64_t flat, int32_t thread) {
+    const int64_t each = shares_of_image(call), sample = flat / each;
+    const int64_t first = ((flat - sample * each) * (kMixThreads * kPieces) + thread) * kElements;
     const BatchOffsets<kMixOperands> at = batch_offsets(call.operands, sample);
     const float lambda = *call.operands.at<float>(at, kLambda);
     const EraseBox box = *reinterpret_cast<const EraseBox*>(call.operands.at<int32_t>(at, kBox));
     const Range rows = erased_range(box.top, box.height, call.height);
     const Range columns = erased_range(box.left, box.width, call.width);
-
-    const int32_t together = call.together();
     const bool has_box = rows.begin < rows.end && columns.begin < columns.end;
-    int32_t row = 0, column = 0, channel = 0;
-    if (has_box) {
-      const int64_t pixel = start / together, line = pixel / call.width;
-      channel = static_cast<int32_t>(start - pixel * together);
-      column = static_cast<int32_t>(pixel - line * call.width);
-      row = static_cast<int32_t>(line % call.height);
+    const Element* const image = call.operands.at<Element>(at, kX);
+    const Element* const other = call.operands.at<Element>(at, kPartner);
+    Element* const output = static_cast<Element*>(call.output) + sample * call.elements();
+
+    Piece x[kPieces], partner[kPieces];
+    JAXKERN_UNROLL
+    for (int32_t k = 0; k < kPieces; ++k) {
+      const int64_t start = first + int64_t{k} * kMixThreads * kElements;
+      if (start < call.elements()) {
+        x[k] = load(image + start);
+        partner[k] = load(other + start);
+      }
     }
-    const Piece x = load(call.operands.at<Element>(at, kX) + start);
-    const Piece partner = load(call.operands.at<Element>(at, kPartner) + start);
+    JAXKERN_UNROLL
+    for (int32_t k = 0; k < kPieces; ++k) {
+      const int64_t start = first + int64_t{k} * kMixThreads * kElements;
+      if (start < call.elements())
+        *reinterpret_cast<Piece*>(output + start) =
+            has_box ? cut(call, rows, columns, start, x[k], partner[k], lambda)
+                    : blend(x[k], partner[k], lambda);
+    }
+  }
+
+ private:
+  JAXKERN_HD Piece blend(const Piece& x, const Piece& partner, float lambda) {
+    Piece mixed;
+    JAXKERN_UNROLL
+    for (int32_t e = 0; e < kElements; ++e)
+      store_value<dtype>(mixed.element, e,
+                         mix_element<dtype>(load_value<dtype>(x.element, e),
+                                            load_value<dtype>(partner.element, e), lambda, false));
+    return mixed;
+  }
+
+  // The piece of an image with a box; `start` is the piece's first element.
+  JAXKERN_HD Piece cut(const MixCall& call, Range rows, Range columns, int64_t start,
+                       const Piece& x, const Piece& partner, float lambda) {
+    const int32_t together = call.together();
+    const int64_t pixel = start / together, line = pixel / call.width;
+    int32_t channel = static_cast<int32_t>(start - pixel * together);
+    int32_t column = static_cast<int32_t>(pixel - line * call.width);
+    int32_t row = static_cast<int32_t>(line % call.height);
     Piece mixed;
     JAXKERN_UNROLL
     for (int32_t e = 0; e < kElements; ++e) {
-      const bool cut = has_box && inside(rows, row) && inside(columns, column);
+      const bool in_box = inside(rows, row) && inside(columns, column);
       // Rounding the partner itself changes nothing: u8 is an integer, and NaN remains NaN.
-      const float value = mix_element<dtype>(load_value<dtype>(x.element, e),
-                                             load_value<dtype>(partner.element, e), lambda, cut);
-      store_value<dtype>(mixed.element, e, value);
+      store_value<dtype>(mixed.element, e,
+                         mix_element<dtype>(load_value<dtype>(x.element, e),
+                                            load_value<dtype>(partner.element, e), lambda, in_box));
       if (++channel == together) {
         channel = 0;
         if (++column == call.width) {
@@ -106,11 +143,9 @@ struct MixBody {
         }
       }
     }
-    Element* const output = static_cast<Element*>(call.output) + sample * call.elements() + start;
-    *reinterpret_cast<Piece*>(output) = mixed;
+    return mixed;
   }
 
- private:
   JAXKERN_HD Piece load(const Element* at) { return *reinterpret_cast<const Piece*>(at); }
 };
 

@@ -38,7 +38,8 @@ class Scratch {
       ok_ = false;
       return nullptr;
     }
-    const std::optional<void*> memory = allocator_.Allocate(static_cast<size_t>(bytes), 256);
+    const std::optional<void*> memory =
+        allocator_.Allocate(static_cast<size_t>(bytes), kScratchAlignment);
     bytes_ = bytes;
     ok_ = memory.has_value();
     return ok_ ? static_cast<T*>(*memory) : nullptr;

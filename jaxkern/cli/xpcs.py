@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -17,6 +16,9 @@ from jaxkern.cli.output import INTERRUPTED, PATH, combine, flag, json_option, op
 from jaxkern.cli.xpcs_command import XpcsCommand, command_options, print_warnings, report, written
 from jaxkern.cli.xpcs_correlate import correlate
 from jaxkern.cli.xpcs_fit_g2 import fit_g2
+from jaxkern.cli.xpcs_pages import frame_shape as parse_frame_shape
+from jaxkern.cli.xpcs_pages import inspect
+from jaxkern.cli.xpcs_pages import report as report_page
 from jaxkern.cli.xpcs_watch import watch
 from jaxkern.core.progress import ProgressBar
 
@@ -54,6 +56,8 @@ def xpcs() -> None:
 
 xpcs.add_command(correlate)
 xpcs.add_command(fit_g2)
+xpcs.add_command(inspect)
+xpcs.add_command(report_page)
 xpcs.add_command(watch)
 
 
@@ -73,6 +77,60 @@ def config(path: Path, as_json: bool, force: bool) -> int:
     else:
         print(f"wrote {path}")
     return 0
+
+
+@xpcs.command("import-config", cls=XpcsCommand)
+@click.argument("old", type=PATH)
+@click.argument("new", type=PATH)
+@flag("--force", "Replace an existing file.")
+@command_options
+def import_config(**values: Any) -> int:
+    """Translate a YAML file of homodyne, xpcsjax or heterodyne, and list the outcome of each key.
+
+    Exits with 1, without a new file, if a key is unknown or has no equivalent.
+    """
+    from jaxkern.core.paths import write_atomically
+    from jaxkern.xpcs.analysis.import_settings import import_settings
+    from jaxkern.xpcs.analysis.settings import parse_yaml, template
+
+    options = SimpleNamespace(**values)
+    if options.new.exists() and not options.force:
+        raise FileExistsError(f"{options.new} exists already; --force replaces it")
+    config, keys = import_settings(parse_yaml(options.old.read_bytes(), str(options.old)))
+    wide = max(len(key.key) for key in keys)
+    lines = [f"{key.key:<{wide}}  {key.outcome:<10}  {key.text}" for key in keys]
+    if config is not None:
+        write_atomically(options.new, template(config).encode())
+        lines.append(written([options.new]))
+    files = [] if config is None else [options.new]
+    report(options, {"keys": [vars(key) for key in keys], "files": files}, *lines)
+    errors = [f"{key.key}: {key.text}" for key in keys if key.outcome == "error"]
+    if errors:
+        print(f"error: {len(errors)} keys of {options.old}:", *errors, sep="\n", file=sys.stderr)
+    return 1 if errors else 0
+
+
+@xpcs.command(cls=XpcsCommand)
+@click.argument("path", metavar="YAML", type=PATH)
+@option("--data", "FILE", "Replace data_files.file.", PATH)
+@command_options
+def validate(path: Path, data: Path | None, as_json: bool, quiet: bool) -> int:
+    """Check all settings and files of a fit, and list every problem; nothing is fitted.
+
+    Exits with 1 if there are problems.
+    """
+    from jaxkern.xpcs.analysis.settings import parse_yaml
+    from jaxkern.xpcs.analysis.validation import find_config_problems
+
+    tree = parse_yaml(path.read_bytes(), str(path)) or {}
+    files = tree.setdefault("data_files", {}) if isinstance(tree, dict) else None
+    if data is not None and isinstance(files, dict):
+        files["file"] = str(data.absolute())
+    problems = find_config_problems(tree, path.parent)
+    lines = problems or [f"{path}: no problem found"]
+    options = SimpleNamespace(as_json=as_json, quiet=quiet and not problems)
+    report(options, {"problems": problems}, *lines)
+    return 1 if problems else 0
 
 
 @xpcs.command(cls=XpcsCommand)
@@ -181,12 +239,7 @@ def check(
     """
     from jaxkern.xpcs.analysis.checking import check_file
 
-    shape = None
-    if frame_shape is not None:
-        match = re.fullmatch(r"\s*([0-9]{1,9})\s*[,x]\s*([0-9]{1,9})\s*", frame_shape)
-        if match is None:
-            raise ValueError(f"--frame-shape: expected H,W, got {frame_shape!r:.40}")
-        shape = (int(match[1]), int(match[2]))
+    shape = parse_frame_shape(frame_shape)
     results = []
     for file in files:
         result = check_file(file, shape, dataset)

@@ -12,14 +12,14 @@ import click
 from jaxkern.cli.output import PATH, choice, combine, flag, option
 from jaxkern.cli.xpcs_command import XpcsCommand, command_options, print_warnings, report, written
 
-_MODELS = "exponential|stretched|double|shear-gaussian|shear-sinc"
+MODELS = "exponential|stretched|double|shear-gaussian|shear-sinc"
 _LOSSES = "linear|soft_l1|huber|cauchy|arctan"
 
 
 @click.command("fit-g2", cls=XpcsCommand)
 @click.argument("results", type=PATH)
 @combine(
-    choice("--model", _MODELS, "Model of g2(tau).", "exponential"),
+    choice("--model", MODELS, "Model of g2(tau).", "exponential"),
     option("--share", "NAMES", "Parameters of all bins, such as D,exponent or stretch."),
     option("--bounds", "NAME=LOW,HIGH", "Bounds of a parameter; can be repeated.", multiple=True),
     choice("--loss", _LOSSES, "Loss, as in SciPy.", "linear"),
@@ -52,8 +52,7 @@ def fit_g2(**values: Any) -> int:
     if options.frame_time is not None:
         if not options.frame_time > 0:
             raise ValueError(f"--frame-time: expected seconds > 0, got {options.frame_time}")
-        step = options.frame_time * result.config["stride"] * result.config["average"]
-        result = dataclasses.replace(result, tau=result.delay * step)
+        result = result.with_frame_time(options.frame_time)
     if result.tau is None:
         raise ValueError(f"{options.results}: the time between frames is unknown; use --frame-time")
     share = [name.strip() for name in (options.share or "").split(",") if name.strip()]

@@ -49,6 +49,7 @@ from jaxkern.xpcs.fitting.options import (
     StreamingOptions,
     estimate_memory,
 )
+from jaxkern.xpcs.fitting.profile import Profile
 from jaxkern.xpcs.fitting.result import (
     FitInterrupted,
     FitResult,
@@ -122,6 +123,7 @@ __all__ = [
     "PixelCorrelations",
     "PowerLaw",
     "Prepared",
+    "Profile",
     "QMap",
     "SimulatedFrames",
     "SolverOptions",

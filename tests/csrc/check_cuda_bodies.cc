@@ -382,16 +382,20 @@ bool check_chain(uint64_t seed, Statistics& statistics) {
 
 // ---------------------------------------------------------------- mixing
 
+template <typename Body>
+void run_shares(const MixCall& call) {
+  for (int64_t flat = Body::shares(call); flat-- > 0;)
+    for (int32_t thread = kMixThreads; thread-- > 0;) Body::run(call, flat, thread);
+}
+
 template <Dtype dtype>
 void run_mix_grid(const MixCall& call) {
   constexpr int32_t kVector =
       kStoreBytes / static_cast<int32_t>(sizeof(typename Stored<dtype>::Type));
   if (mix_in_vectors(call)) {
-    using Body = MixBody<dtype, kVector>;
-    for (int64_t flat = Body::items(call); flat-- > 0;) Body::run(call, flat);
+    run_shares<MixBody<dtype, kVector>>(call);
   } else {
-    using Body = MixBody<dtype, 1>;
-    for (int64_t flat = Body::items(call); flat-- > 0;) Body::run(call, flat);
+    run_shares<MixBody<dtype, 1>>(call);
   }
 }
 
@@ -407,7 +411,7 @@ bool check_mix(uint64_t seed, int64_t& in_vectors) {
   call.dtype = static_cast<Dtype>(random.integer(0, 3));
   call.layout = static_cast<Layout>(random.integer(0, 1));
   call.channels = random.chance(60) ? 3 : random.chance(50) ? 1 : 4;
-  call.height = random.integer(1, 24);
+  call.height = random.chance(10) ? random.integer(150, 200) : random.integer(1, 24);
   call.width = random.chance(50) ? 16 * random.integer(1, 3) : random.integer(1, 40);
   const Shape shape = {{random.integer(1, 2), random.integer(1, 3)}};
   call.samples = shape.samples();

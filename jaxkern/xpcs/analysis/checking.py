@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 # Results have this data set. Files of matrices by other programs do not.
 _G2_OF_PAIRS = "xpcs/twotime/normalized_g2"
+_MATRICES = ("exchange/C2T_all", "xpcs/twotime/correlation_map")
 _BLOCK = 1 << 26  # bytes that are read at a time
 
 
@@ -74,6 +75,25 @@ def check_file(
         return FileCheck(path, None, error)
 
 
+def holds_matrices(path: Path) -> bool:
+    """Return True for an HDF5 file of two-time correlations, with or without g2.
+
+    Raises:
+      ValueError: the file has g2 only.
+    """
+    with path.open("rb") as file:
+        if file.read(len(_HDF5)) != _HDF5:
+            return False
+    with open_hdf5(path) as file:
+        if any(name in file for name in _MATRICES):
+            return True
+        if "xpcs/multitau" in file:
+            raise ValueError(
+                f"{path}: expected frames or two-time correlations, got g2; see report"
+            )
+    return False
+
+
 def _child() -> None:
     path, frame_shape, dataset = json.loads(sys.argv[1])
     holds, error = None, None
@@ -97,7 +117,7 @@ def _read_all(path: str, frame_shape: tuple[int, int] | None, dataset: str | Non
             kinds = {"g2": results.multitau, "two-time correlations": results.twotime}
             counts = [f"{name} of {len(one.bins)} bins" for name, one in kinds.items() if one]
             return f"results: {', '.join(counts)}"
-        if dataset is None and {"exchange/C2T_all", "xpcs/twotime/correlation_map"} & names:
+        if dataset is None and names.intersection(_MATRICES):
             return _read_matrices(path)
         if dataset is None and {"qmap", "xpcs/qmap"} & names:
             return f"a map of bins: {QMap.read(path)}"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.paths import home_path
-from jaxkern.xpcs.analysis import fit_plots
+from jaxkern.xpcs.analysis import exports, fit_plots
 from jaxkern.xpcs.analysis.settings import Config, ConfigError, DataFiles, Experiment
 from jaxkern.xpcs.files.aps import ApsFile
 from jaxkern.xpcs.files.prepare import (
@@ -31,6 +32,9 @@ from jaxkern.xpcs.fitting.parameters import physics_vector
 from jaxkern.xpcs.fitting.result import FitResult, load_result, save_result
 from jaxkern.xpcs.model.components import TwoComponent
 from jaxkern.xpcs.model.models import Geometry, LaminarFlow, Model, Static, StaticIsotropic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Settings of `optimization` that are fields of `SolverOptions`.
 _SOLVER_SETTINGS = ["loss", "f_scale", "ftol", "xtol", "gtol", "max_nfev"]
@@ -84,31 +88,22 @@ def open_measurement(config: Config, folder: str | Path = ".") -> Iterator[OpenM
     files, analysis = config.data_files, config.analysis
     path = Path(folder) / home_path(files.file)
     with ApsFile(path, None if files.layout == "auto" else files.layout) as file:
-        inside = np.ones(len(file.phi), bool)
-        if analysis.phi_filtering.enabled:
-            inside = select_phi(file.phi, analysis.phi_filtering.ranges)
-            if not inside.any():
-                raise ConfigError(
-                    "analysis.phi_filtering.ranges: expected ranges that contain some of the "
-                    f"angles {some(file.phi)} of {path}, got "
-                    f"{[list(pair) for pair in analysis.phi_filtering.ranges]}"
-                )
+        inside = choose_angles(config, file)
         chosen, q, q_description, q_notes = choose_ring(files, file, inside)
         dt, dt_description, dt_notes = time_step(config.experiment, file.dt, path)
-        gap = config.experiment.gap
-        if gap is None and analysis.model == "laminar_flow":
-            raise ConfigError(
-                "experiment.gap: expected the gap between stator and rotor in Angstrom for "
-                f"laminar_flow, got null (the default of `simulate` is {SIMULATED_GAP:g})"
-            )
+        gap = check_gap(config)
         n_t = file.shape[1]
-        window = frame_window(n_t, analysis.frames.start, analysis.frames.end)
+        with warnings.catch_warnings(record=True) as clamped:
+            warnings.simplefilter("always")
+            window = frame_window(n_t, analysis.frames.start, analysis.frames.end)
+        notes = (*q_notes, *dt_notes, *(f"analysis.frames.{w.message}" for w in clamped))
         keep = frames_to_keep(n_t, analysis.frames.bad)[slice(*window)]
+        keep[0] &= not analysis.frames.exclude_first
         data = Prepared(file, chosen, window, analysis.diagonal_correction)
         model = make_model(config, q, file.phi[chosen], data.shape[1], dt=dt, gap=gap)
         gap_description = "no gap" if gap is None else f"gap {gap:.6g} Angstrom"
         conditions = (q_description, dt_description, gap_description)
-        yield OpenMeasurement(path, data, model, keep, conditions, q_notes + dt_notes)
+        yield OpenMeasurement(path, data, model, keep, conditions, notes)
 
 
 def fit_measurement(
@@ -141,13 +136,19 @@ def fit_measurement(
 def save(
     config: Config, measurement: OpenMeasurement, result: FitResult, output: str | Path
 ) -> list[Path]:
-    """Write the result and the settings, and the fitted g2 if requested; return the paths."""
+    """Write the result, the settings and the requested exports; return the paths."""
     model = measurement.model
-    paths = list(save_result(output, result, model.geometry, dataclasses.asdict(config)))
+    settings = dataclasses.asdict(config)
+    settings["data_files"]["file"] = str(measurement.path.absolute())
+    paths = list(save_result(output, result, model.geometry, settings))
     if config.output.fitted_c2:
         fitted = Path(output) / "fitted.h5"
         simulate_to_file(fitted, model, result.physics, result.contrast, result.offset)
         paths.append(fitted)
+    if config.output.nlsq_files:
+        paths += exports.save_nlsq_files(output, measurement.data, model, result)
+    if config.output.text_columns:
+        paths += exports.save_text_columns(output, measurement.data, model, result)
     return paths
 
 
@@ -155,7 +156,19 @@ def plot_measurement(
     config: Config, measurement: OpenMeasurement, output: str | Path
 ) -> list[Path]:
     """Plot the result in ``output`` with the data, and return the paths."""
-    output = Path(output)
+    geometry = measurement.model.geometry
+    title = (
+        f"{measurement.path.name}, q {geometry.q:.4g} 1/Angstrom, "
+        f"{geometry.n_phi} angles of {geometry.n_t} frames"
+    )
+    _, figures = draw_measurement(config, measurement, output)
+    return fit_plots.save_figures(Path(output), figures.items(), title, config.output.dpi)
+
+
+def draw_measurement(
+    config: Config, measurement: OpenMeasurement, output: str | Path
+) -> tuple[list[fit_plots.AngleView], dict[str, Figure]]:
+    """Return the data of the plotted angles with the result in ``output``, and figures by name."""
     _, arrays = load_result(output)
     geometry = measurement.model.geometry
     for name in ("phi", "t"):
@@ -177,19 +190,14 @@ def plot_measurement(
         angles=config.output.angles,
     )
     names = [str(name) for name in arrays["names"]]
-    title = (
-        f"{measurement.path.name}, q {geometry.q:.4g} 1/Angstrom, "
-        f"{geometry.n_phi} angles of {geometry.n_t} frames"
-    )
     fitted = (names, arrays["popt"], arrays["pcov"])
-    figures = [
-        ("maps", fit_plots.plot_maps(views)),
-        ("cuts", fit_plots.plot_cuts(views)),
-        ("residuals", fit_plots.plot_residuals(views)),
-        ("parameters", fit_plots.plot_parameters(model, arrays["physics"], *fitted)),
-        ("convergence", fit_plots.plot_convergence(arrays["costs"])),
-    ]
-    return fit_plots.save_figures(output, figures, title, config.output.dpi)
+    return views, {
+        "maps": fit_plots.plot_maps(views),
+        "cuts": fit_plots.plot_cuts(views),
+        "residuals": fit_plots.plot_residuals(views),
+        "parameters": fit_plots.plot_parameters(model, arrays["physics"], *fitted),
+        "convergence": fit_plots.plot_convergence(arrays["costs"]),
+    }
 
 
 def simulate_data(
@@ -223,6 +231,31 @@ def simulate_data(
         "file": str(path),
     }
     return path, truth
+
+
+def choose_angles(config: Config, file: ApsFile) -> NDArray[np.bool_]:
+    """Return a mask of the file's entries at the angles of the settings."""
+    filtering = config.analysis.phi_filtering
+    if not filtering.enabled:
+        return np.ones(len(file.phi), bool)
+    inside = select_phi(file.phi, filtering.ranges)
+    if not inside.any():
+        raise ConfigError(
+            "analysis.phi_filtering.ranges: expected ranges that contain some of the angles "
+            f"{some(file.phi)} of {file.path}, got {[list(pair) for pair in filtering.ranges]}"
+        )
+    return inside
+
+
+def check_gap(config: Config) -> float | None:
+    """Return the gap of the settings, which the laminar model needs."""
+    gap = config.experiment.gap
+    if gap is None and config.analysis.model == "laminar_flow":
+        raise ConfigError(
+            "experiment.gap: expected the gap between stator and rotor in Angstrom for "
+            f"laminar_flow, got null (the default of `simulate` is {SIMULATED_GAP:g})"
+        )
+    return gap
 
 
 def choose_ring(

@@ -49,7 +49,8 @@ class PhiFiltering:
 @dataclass(frozen=True)
 class FrameChoice:
     start: int = _key("first frame, counted from 1", 1)
-    end: int | None = _key("last frame; null or -1: the last frame of the file")
+    end: int | None = _key("last frame; null, -1 or a later one: the last frame of the file")
+    exclude_first: bool = _key("leave out the first of these frames", False)
     bad: tuple[int | tuple[int, int], ...] = _key("frames to leave out, or pairs [first, last]", ())
 
 
@@ -60,7 +61,9 @@ class Analysis:
         "laminar_flow",
     )
     shear_power: Literal[2, 4] = _key("power of sinc in g2 (laminar_flow)", 4)
-    diagonal_correction: bool = _key("replace the measured diagonal (for plots)", True)
+    diagonal_correction: bool | Literal["basic", "statistical", "interpolation"] = _key(
+        "replace the diagonal in plots; true (basic), statistical, interpolation, false", True
+    )
     phi_filtering: PhiFiltering = _key("", PhiFiltering)
     frames: FrameChoice = _key("", FrameChoice)
 
@@ -71,8 +74,12 @@ class InitialParameters:
     bounds: dict[str, tuple[float, float]] = _key("[low, high] by name", dict)
     hold: tuple[str, ...] = _key("names of parameters that are not fitted", ())
     allow_bounds: bool = _key("accept a fit that ends at a bound", False)
-    contrast: float | None = _key("null: estimated from the data")
-    offset: float | None = _key("baseline; null: estimated from the data")
+    contrast: float | tuple[float, ...] | None = _key(
+        "one value, or one for each angle; null: estimated from the data"
+    )
+    offset: float | tuple[float, ...] | None = _key(
+        "baseline, one value, or one for each angle; null: estimated from the data"
+    )
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,8 @@ class Output:
     angles: int = _key("largest number of angles in a plot", 6)
     dpi: int = _key("dots per inch of the plots", 120)
     fitted_c2: bool = _key("fit writes the fitted g2 to fitted.h5 (APS-U)", False)
+    nlsq_files: bool = _key("fit writes nlsq_result.json and fitted_data.npz", False)
+    text_columns: bool = _key("fit writes parameters.txt and cuts.txt (Origin, Igor)", False)
 
 
 @dataclass(frozen=True)
@@ -200,32 +209,45 @@ def parse_config(tree: Any, overrides: Mapping[str, Any] | None = None) -> Confi
         if not isinstance(section, dict):
             raise ConfigError(f"{name} is not a setting")
         section[key] = value
-    _check(tree, Config, "")
-    try:
-        return msgspec.convert(tree, Config)
-    except msgspec.ValidationError as error:
-        reason, _, name = str(error).replace("`", "").partition(" - at $.")
-        raise ConfigError(f"{name or 'settings'}: {reason}") from error
+    for _, message in find_problems(tree):
+        raise ConfigError(message)
+    return msgspec.convert(tree, Config)
 
 
-def _check(value: Any, kind: Any, name: str) -> None:
-    """Raise ConfigError for unknown keys and choices, and for numbers that are not finite."""
+def find_problems(
+    value: Any, kind: Any = Config, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Yield the path and a message for each unknown key and each value of a wrong type.
+
+    Args:
+      value: nested mappings of the settings.
+      kind, path: the type of a part of the settings, and its keys.
+    """
+    import msgspec
+
+    name = ".".join(map(str, path))
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{name}: expected a finite number, got {value}")
-    if get_origin(kind) is Literal and value not in get_args(kind):
+        yield path, f"{name}: expected a finite number, got {value}"
+    elif get_origin(kind) is Literal and value not in get_args(kind):
         shown = value if isinstance(value, str) else type(value).__name__
-        raise ConfigError(
-            f"{name}: expected one of {', '.join(map(str, get_args(kind)))}, got {shown!r:.80}"
-        )
-    hints = get_type_hints(kind) if is_dataclass(kind) else {}
-    for key, child in value.items() if hints and isinstance(value, dict) else ():
-        path = f"{name}.{key}" if name else str(key)
-        if key not in hints:
-            near = difflib.get_close_matches(str(key), hints, n=1)
-            near += [setting for setting, *_ in _walk(Config()) if setting.endswith(f".{key}")]
-            hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(hints)}"
-            raise ConfigError(f"unknown key {path}; {hint}")
-        _check(child, hints[key], path)
+        choices = ", ".join(map(str, get_args(kind)))
+        yield path, f"{name}: expected one of {choices}, got {shown!r:.80}"
+    elif not is_dataclass(kind) or not isinstance(value, dict):
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            reason, _, inner = str(error).replace("`", "").partition(" - at $")
+            full = f"{name}{inner}" if name else inner.removeprefix(".")
+            yield path, f"{full or 'settings'}: {reason}"
+    hints = get_type_hints(kind) if is_dataclass(kind) and isinstance(value, dict) else {}
+    for key, child in value.items() if hints else ():
+        if key in hints:
+            yield from find_problems(child, hints[key], (*path, key))
+            continue
+        near = difflib.get_close_matches(str(key), hints, n=1)
+        near += [setting for setting, *_ in _walk(Config()) if setting.endswith(f".{key}")]
+        hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(hints)}"
+        yield (*path, key), f"unknown key {'.'.join(map(str, (*path, key)))}; {hint}"
 
 
 def _walk(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, Any]]:

@@ -103,6 +103,17 @@ class MultiTauResult(BinResult):
         n = len(groups)
         return np.asarray(np.einsum("kib,kjb->bij", groups, groups) / (n * (n - 1)))
 
+    def with_frame_time(self, seconds: float) -> MultiTauResult:
+        """Return the result with delays in s, for detector frames that are `seconds` apart.
+
+        Frames that were skipped or summed are taken into account. ValueError unless `seconds` > 0.
+        """
+        if not seconds > 0:
+            raise ValueError(f"frame_time: expected seconds > 0, got {seconds}")
+        step = seconds * self.config["stride"] * self.config["average"]
+        parts = tuple(part.with_frame_time(seconds) for part in self.parts)
+        return replace(self, tau=self.delay * step, frame_time=step, parts=parts)
+
     def fit_g2(self, model: Any = "exponential", **options: Any) -> G2Fit:
         """Fit g2 of all bins, see `jaxkern.xpcs.fit_g2`.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from jaxkern.xpcs.files.sources import Source
 
 Array = NDArray[Any]
+Correction = Literal["basic", "statistical", "interpolation"]
+
+# Neighbours of the diagonal that a correction uses, in frames.
+_REACH = {"basic": 1, "interpolation": 1, "statistical": 3}
 
 _ANGLE_TOLERANCE = 1e-9  # degrees, for the bounds of a range
 # Largest difference in degrees between angles of entries with the same direction. Angles are means
@@ -96,17 +101,18 @@ def select_q(q: ArrayLike, value: float, tolerance: float = 0.1, *, phi: ArrayLi
     return selected
 
 
-def correct_diagonal(c2: ArrayLike) -> Array:
-    """Return C with the measured diagonal, an artefact, replaced by the mean of its neighbours.
-
-    d[i] becomes the mean of s[i-1] and s[i] with s[i] = (C[i,i+1] + C[i+1,i]) / 2. Only one of them
-    is used at the edges, or if the other is NaN.
+def correct_diagonal(c2: ArrayLike, method: Correction = "basic") -> Array:
+    """Return C with the measured diagonal, an artefact, computed from its neighbours.
 
     Args:
       c2: [..., n, n], n at least 2.
+      method: ``"basic"``: the mean of s[i-1] and s[i] with s[i] = (C[i,i+1] + C[i+1,i]) / 2.
+        ``"interpolation"``: the mean of C[i-1,i] and C[i+1,i], in the column only, and C[i,i+1] and
+        C[i-1,i] in the corners. ``"statistical"``: the median of the row and the column up to 3
+        frames from the diagonal. Neighbours that are NaN or outside are left out.
 
     Raises:
-      ValueError: matrices that are not square or have one frame.
+      ValueError: matrices that are not square or have one frame; an unknown method.
 
     Example:
       >>> from jaxkern import xpcs
@@ -116,18 +122,31 @@ def correct_diagonal(c2: ArrayLike) -> Array:
     values = np.array(c2, dtype=np.result_type(np.asarray(c2).dtype, np.float16))
     if values.ndim < 2 or values.shape[-1] != values.shape[-2] or values.shape[-1] < 2:
         raise ValueError(f"c2: expected [..., n, n] with n of 2 or more, got {list(values.shape)}")
-    above, below = (np.diagonal(values, k, -2, -1).astype(np.float64) for k in (1, -1))
-    side, k = (above + below) / 2, np.arange(values.shape[-1])
-    values[..., k, k] = _between(side)
+    k = np.arange(values.shape[-1])
+    values[..., k, k] = _diagonal(values, k, 0, method)
     return values
 
 
-def _between(side: Array) -> Array:
-    """Return the diagonal [..., n] for the side values [..., n-1]."""
-    edge = np.full_like(side[..., :1], np.nan)
-    before, after = np.concatenate([edge, side], -1), np.concatenate([side, edge], -1)
-    either = np.where(np.isnan(after), before, (before + after) / 2)
-    return np.where(np.isnan(before), after, either)
+def _diagonal(rows: Array, frames: Array, first: int, method: Correction) -> Array:
+    """Return the diagonal [..., f] at some frames [f]; rows [..., m, n] begin with row `first`.
+
+    The rows include those within `_REACH` frames of the frames, as far as they exist.
+    """
+    if method not in _REACH:
+        raise ValueError(f"method: expected one of {', '.join(_REACH)}, got {method!r}")
+    n, neighbours = rows.shape[-1], []
+    for step in (k for k in range(-_REACH[method], _REACH[method] + 1) if k):
+        other = np.clip(frames + step, 0, n - 1)
+        pair = rows[..., frames - first, other], rows[..., other - first, frames]
+        row, column = (
+            np.where(other == frames + step, value.astype(np.float64), np.nan) for value in pair
+        )
+        one = {"basic": (row + column) / 2, "interpolation": np.where(frames == 0, row, column)}
+        neighbours += [row, column] if method == "statistical" else [one[method]]
+    average = np.nanmedian if method == "statistical" else np.nanmean
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(Mean of empty|All-NaN) slice", RuntimeWarning)
+        return np.asarray(average(np.stack(neighbours), axis=0))
 
 
 def frame_window(n_t: int, start: int = 1, end: int | None = None) -> tuple[int, int]:
@@ -136,10 +155,11 @@ def frame_window(n_t: int, start: int = 1, end: int | None = None) -> tuple[int,
     Args:
       n_t: number of frames in the data.
       start: the first frame to use.
-      end: the last frame to use; None or -1 for the last frame of the data.
+      end: the last frame to use; None or -1 for the last frame of the data, which also replaces a
+        later one, with a warning.
 
     Raises:
-      ValueError: a window outside the data or of fewer than 3 frames.
+      ValueError: a start outside the data, or a window of fewer than 3 frames.
 
     Example:
       >>> from jaxkern import xpcs
@@ -147,7 +167,11 @@ def frame_window(n_t: int, start: int = 1, end: int | None = None) -> tuple[int,
       (10, 20)
     """
     last = n_t if end is None or end == -1 else end
-    if start < 1 or not start + 2 <= last <= n_t:
+    if last > n_t:
+        text = f"end: the data have {n_t} frames, so frame {n_t} replaces frame {last}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        last = n_t
+    if start < 1 or not start + 2 <= last:
         raise ValueError(f"start, end: expected 3 frames within 1 to {n_t}, got {start} to {last}")
     return start - 1, last
 
@@ -183,7 +207,8 @@ class Prepared:
       source: a `Source` [n, n_t, n_t].
       angles: indices into ``source``, or a mask [n]; None for all.
       frames: half-open range of rows, see `frame_window`; None for all.
-      diagonal: true to correct the diagonal, see `correct_diagonal`.
+      diagonal: the method that corrects the diagonal, see `correct_diagonal`, True for
+        ``"basic"``, or False.
 
     Raises:
       ValueError: no angle, or indices or frames outside of the source.
@@ -194,7 +219,7 @@ class Prepared:
         source: Source,
         angles: ArrayLike | None = None,
         frames: tuple[int, int] | None = None,
-        diagonal: bool = True,
+        diagonal: bool | Correction = True,
     ) -> None:
         n, n_t, _ = source.shape
         chosen = np.arange(n) if angles is None else np.asarray(angles)
@@ -212,7 +237,7 @@ class Prepared:
         self.source = source
         self.angles = chosen
         self.frames = (first, stop)
-        self.diagonal = diagonal
+        self.diagonal: bool | Correction = "basic" if diagonal is True else diagonal
         self.shape = (len(chosen), stop - first, stop - first)
         self.dtype = np.dtype(source.dtype)
         self.symmetric = bool(getattr(source, "symmetric", False))
@@ -224,17 +249,16 @@ class Prepared:
         n = stop - first
         if not 0 <= first_row <= stop_row <= n:
             raise IndexError(f"expected rows within 0 to {n}, got {first_row} to {stop_row}")
-        correct = self.diagonal and n >= 2 and stop_row > first_row
+        method = self.diagonal if n >= 2 and stop_row > first_row else False
         # The rows before and after hold the mirrored neighbours of the diagonal.
-        low, high = max(first_row - correct, 0), min(stop_row + correct, n)
+        reach = _REACH[method] if isinstance(method, str) else 0
+        low, high = max(first_row - reach, 0), min(stop_row + reach, n)
         entry = int(self.angles[angle])
         rows = self.source.read(entry, first + low, first + high)[:, first:stop]
         result = np.array(rows[first_row - low : stop_row - low])
-        if correct:
-            k, i = np.arange(low, high - 1), np.arange(first_row, stop_row)
-            above, below = rows[k - low, k + 1], rows[k + 1 - low, k]
-            side = (above.astype(np.float64) + below.astype(np.float64)) / 2
-            result[i - first_row, i] = _between(side)[i - low]
+        if isinstance(method, str):
+            i = np.arange(first_row, stop_row)
+            result[i - first_row, i] = _diagonal(rows, i, low, method)
         return result
 
     def load(self) -> Array:

@@ -141,3 +141,14 @@ def test_simulated_files_say_their_time_step_and_tell_the_gap(tmp_path, capsys):
     code, printed = run("plot", "--quiet", "--set", "experiment.gap=2e6", *override)
     assert "note: experiment.dt is 0.2 s" in printed.err
     assert printed.out == ""
+
+
+def test_frames_past_the_end_and_the_first_one(tmp_path):
+    path = measured(tmp_path / "m.h5", dt=0.04)
+    frames = {"start": 2, "end": 99, "exclude_first": True, "bad": [4]}
+    with opened(path, analysis__frames=frames) as measurement:
+        assert measurement.data.frames == (1, N)
+        assert measurement.keep.tolist() == [0, 1, 0] + [1] * (N - 4)
+        assert measurement.notes == (
+            "analysis.frames.end: the data have 12 frames, so frame 12 replaces frame 99",
+        )

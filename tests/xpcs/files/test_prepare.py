@@ -84,14 +84,22 @@ def test_a_fine_grid_of_angles_is_kept():
     assert prepare.select_q(q, 0.0054, phi=phi).tolist() == [False] * 720 + [True] * 720
 
 
-def _corrected(c2: np.ndarray) -> np.ndarray:
-    """Apply the formula of docs/physics.md entry by entry."""
+def _corrected(c2: np.ndarray, method: str = "basic") -> np.ndarray:
+    """Apply the formulas of `correct_diagonal` entry by entry."""
     n = c2.shape[-1]
     out = c2.copy()
     for matrix, shown in zip(c2.reshape(-1, n, n), out.reshape(-1, n, n), strict=True):
         side = [(matrix[i, i + 1] + matrix[i + 1, i]) / 2 for i in range(n - 1)]
         for i in range(n):
-            shown[i, i] = np.mean([side[k] for k in (i - 1, i) if 0 <= k < n - 1])
+            near = [k for k in range(max(i - 3, 0), min(i + 4, n)) if k != i]
+            if method == "basic":
+                shown[i, i] = np.mean([side[k] for k in (i - 1, i) if 0 <= k < n - 1])
+            elif method == "statistical":
+                shown[i, i] = np.median([matrix[i, k] for k in near] + [matrix[k, i] for k in near])
+            elif i == 0:
+                shown[i, i] = matrix[0, 1]
+            else:
+                shown[i, i] = np.mean([matrix[k, i] for k in (i - 1, i + 1) if k < n])
     return out
 
 
@@ -99,7 +107,11 @@ def _corrected(c2: np.ndarray) -> np.ndarray:
 def test_diagonal(n):
     c2 = np.random.default_rng(n).random((2, n, n))
     before = c2.copy()
-    np.testing.assert_allclose(prepare.correct_diagonal(c2), _corrected(c2), rtol=1e-15)
+    for method in ("basic", "statistical", "interpolation"):
+        shown = prepare.correct_diagonal(c2, method)
+        np.testing.assert_allclose(shown, _corrected(c2, method), rtol=1e-15)
+    with raises(ValueError, "method", "statistical", "cubic"):
+        prepare.correct_diagonal(c2, "cubic")
     np.testing.assert_array_equal(c2, before)
     with raises(ValueError, "c2", "[3, 4]"):
         prepare.correct_diagonal(np.ones((3, 4)))
@@ -112,8 +124,9 @@ def test_slabs_of_a_prepared_source(data):
     c2 = np.random.default_rng(n).random((3, n, n))
     first = data.draw(st.integers(0, n - 2))
     stop = data.draw(st.integers(first + 2, n))
-    shown = prepare.Prepared(StackSource(c2), angles=[2, 0], frames=(first, stop))
-    expected = _corrected(c2[[2, 0], first:stop, first:stop])
+    method = data.draw(st.sampled_from(["basic", "statistical", "interpolation"]))
+    shown = prepare.Prepared(StackSource(c2), angles=[2, 0], frames=(first, stop), diagonal=method)
+    expected = _corrected(c2[[2, 0], first:stop, first:stop], method)
     a = data.draw(st.integers(0, stop - first))
     b = data.draw(st.integers(a, stop - first))
     np.testing.assert_allclose(shown.read(1, a, b), expected[1, a:b], rtol=1e-15)
@@ -146,7 +159,9 @@ def test_frame_numbers_begin_at_one():
     assert prepare.frame_window(50) == (0, 50)
     assert prepare.frame_window(50, 1, -1) == (0, 50)
     assert prepare.frame_window(50, 3, 40) == (2, 40)
-    for start, end in [(0, None), (3, 51), (49, None), (10, 9)]:
+    with pytest.warns(RuntimeWarning, match="end: the data have 50 frames, so frame 50 replaces"):
+        assert prepare.frame_window(50, 3, 51) == (2, 50)
+    for start, end in [(0, None), (49, None), (10, 9)]:
         with raises(ValueError, "start, end", "1 to 50", f"got {start} to {end or 50}"):
             prepare.frame_window(50, start, end)
     assert prepare.frames_to_keep(5, [2, [4, 5]]).tolist() == [1, 0, 1, 0, 0]
