@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.core.paths import home_path
-from jaxkern.xpcs.analysis import fit_plots
+from jaxkern.xpcs.analysis import exports, fit_plots
 from jaxkern.xpcs.analysis.settings import Config, ConfigError, DataFiles, Experiment
 from jaxkern.xpcs.files.aps import ApsFile
 from jaxkern.xpcs.files.prepare import (
@@ -150,7 +150,7 @@ def sample_posterior(
 def save(
     config: Config, measurement: OpenMeasurement, result: FitResult, output: str | Path
 ) -> list[Path]:
-    """Write the result and the settings, and the fitted g2 if requested; return the paths."""
+    """Write the result, the settings and the requested exports; return the paths."""
     model = measurement.model
     settings = dataclasses.asdict(config)
     settings["data_files"]["file"] = str(measurement.path.absolute())
@@ -159,6 +159,10 @@ def save(
         fitted = Path(output) / "fitted.h5"
         simulate_to_file(fitted, model, result.physics, result.contrast, result.offset)
         paths.append(fitted)
+    if config.output.nlsq_files:
+        paths += exports.save_nlsq_files(output, measurement.data, model, result)
+    if config.output.text_columns:
+        paths += exports.save_text_columns(output, measurement.data, model, result)
     return paths
 
 

@@ -136,6 +136,8 @@ class Output:
     angles: int = _key("largest number of angles in a plot", 6)
     dpi: int = _key("dots per inch of the plots", 120)
     fitted_c2: bool = _key("fit writes the fitted g2 to fitted.h5 (APS-U)", False)
+    nlsq_files: bool = _key("fit writes nlsq_result.json and fitted_data.npz", False)
+    text_columns: bool = _key("fit writes parameters.txt and cuts.txt (Origin, Igor)", False)
 
 
 @dataclass(frozen=True)

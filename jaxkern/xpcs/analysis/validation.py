@@ -61,9 +61,9 @@ def find_config_problems(tree: Any, folder: str | Path = ".") -> list[str]:
         if not names:
             return problems
         # The rest is checked with the default in its place.
-        *path, key = names
+        *parents, key = names
         section = tree
-        for step in path:
+        for step in parents:
             section = section[step]
         section.pop(key, None)
     config = parse_config(tree)

@@ -30,7 +30,7 @@ simulation:
 initial_parameters: {values: {D0: 700.0, alpha: 0.2}, hold: [D_offset]}
 scaling: individual
 optimization: {streaming: {enable_checkpoints: true, checkpoint_frequency: 2}}
-output: {fitted_c2: true}
+output: {fitted_c2: true, nlsq_files: true, text_columns: true}
 """
 
 
@@ -73,6 +73,35 @@ def test_numbers_and_pictures_are_written(folder):
     assert arrays["popt"].shape == arrays["names"].shape
     for name in ("maps", "cuts", "residuals", "parameters", "convergence"):
         assert (output / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_files_of_other_programs(folder):
+    output = folder / "results"
+    arrays = np.load(output / "fitted_data.npz")
+    stored = xpcs.correct_diagonal(xpcs.load_aps(folder / "run.h5").c2)
+    np.testing.assert_allclose(arrays["c2_exp"], stored, rtol=1e-6)
+    fitted = xpcs.load_aps(output / "fitted.h5").c2
+    np.testing.assert_allclose(arrays["c2_theoretical_scaled"], fitted, rtol=1e-6)
+    contrast, offset = arrays["per_angle_scaling"].T[:, :, None, None]
+    raw = offset + contrast * arrays["c2_theoretical_raw"]
+    np.testing.assert_allclose(raw, arrays["c2_theoretical_scaled"], rtol=1e-12)
+    residual = arrays["c2_exp"] - arrays["c2_theoretical_scaled"]
+    np.testing.assert_array_equal(arrays["residuals"], residual)
+    np.testing.assert_allclose(arrays["residuals_normalized"][:, 0, 1:].std(), 1.0, atol=0.15)
+    theirs = json.loads((output / "nlsq_result.json").read_text())
+    ours = json.loads((output / "results.json").read_text())
+    assert theirs["metadata"]["reduced_chi_squared"] == ours["reduced_chi2"]
+    assert theirs["parameters"]["D0"]["uncertainty"] == ours["parameters"]["D0"]["error"]
+    lines = (output / "parameters.txt").read_text().splitlines()
+    assert lines[0] == "name\tvalue\terror\tunit"
+    assert f"{ours['parameters']['D0']['value']:.9g}" in "".join(lines)
+    cuts = np.genfromtxt(output / "cuts.txt", names=True, delimiter="\t")
+    assert len(cuts.dtype.names) == 1 + 3 * 3
+    np.testing.assert_allclose(cuts["lag_s"], 0.1 * np.arange(1, 90))
+    for lag in (1, 40, 89):
+        for name, array in (("data_2", "c2_exp"), ("residual_2", "residuals")):
+            mean = np.mean([arrays[array][2, i, i + lag] for i in range(90 - lag)])
+            np.testing.assert_allclose(cuts[name][lag - 1], mean, rtol=1e-6, atol=1e-9)
 
 
 def test_the_fitted_g2_is_saved(folder):
