@@ -211,6 +211,45 @@ def fit(**values: Any) -> int:
 
 
 @xpcs.command(cls=XpcsCommand)
+@option("--chains", "N", "Number of chains.", default=4)
+@option("--warmup", "N", "Steps of adaptation of each chain.", default=200)
+@option("--draws", "N", "Draws of each chain.", default=500)
+@option("--seed", "N", "Seed of the chains.", default=0)
+@_config_options
+def posterior(chains: int, warmup: int, draws: int, seed: int, **values: Any) -> int:
+    """Fit a data set, and sample the posterior of its parameters with NumPyro's NUTS.
+
+    Writes a table, the samples, a corner plot, and with arviz-base a file for ArviZ. Exits with 1
+    if the fit fails or the chains do not mix (R-hat above 1.05).
+    """
+    import numpyro  # noqa: F401  # before the fit
+
+    from jaxkern.xpcs.analysis import run as analysis
+
+    options = SimpleNamespace(**values)
+    config = _load_settings(options)
+    with analysis.open_measurement(config, options.config.parent) as measurement:
+        _print_measurement(measurement, options.quiet)
+        result = analysis.fit_measurement(
+            config, measurement, options.output_dir, progress=not options.quiet
+        )
+        if not result.success:
+            print(f"the fit did not succeed: {result.message}", file=sys.stderr)
+            return 1
+        sampled = analysis.sample_posterior(
+            config, measurement, result, chains=chains, warmup=warmup, draws=draws, seed=seed,
+            progress=not options.quiet,
+        )  # fmt: skip
+        paths = analysis.save(config, measurement, result, options.output_dir)
+    paths += sampled.save(options.output_dir)
+    report(options, {"table": sampled.table, "files": paths}, sampled, written(paths))
+    if sampled.rhat.max() <= 1.05:
+        return 0
+    print("the chains do not mix: use more --warmup and --draws", file=sys.stderr)
+    return 1
+
+
+@xpcs.command(cls=XpcsCommand)
 @_config_options
 def plot(**values: Any) -> int:
     """Draw data, model and residuals of an earlier fit."""

@@ -50,6 +50,8 @@ from jaxkern.xpcs.fitting.options import (
     StreamingOptions,
     estimate_memory,
 )
+from jaxkern.xpcs.fitting.posterior import Posterior, posterior
+from jaxkern.xpcs.fitting.profile import Profile
 from jaxkern.xpcs.fitting.result import (
     FitInterrupted,
     FitResult,
@@ -123,8 +125,10 @@ __all__ = [
     "Overview",
     "Parameter",
     "PixelCorrelations",
+    "Posterior",
     "PowerLaw",
     "Prepared",
+    "Profile",
     "QMap",
     "SimulatedFrames",
     "SolverOptions",
@@ -166,6 +170,7 @@ __all__ = [
     "normal_equations",
     "open_frames",
     "plot_correlations",
+    "posterior",
     "read_mask",
     "read_results",
     "residual",

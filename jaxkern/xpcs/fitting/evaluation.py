@@ -21,7 +21,7 @@ from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions
 from jaxkern.xpcs.fitting.parameters import FitLayout, PeriodicBounds
 from jaxkern.xpcs.fitting.passes import AngleSums, PassProgram, PassRunner
 from jaxkern.xpcs.fitting.sampling import Noise, sigma_rows
-from jaxkern.xpcs.fitting.solver import UNFINISHED, NormalPoint, Solution
+from jaxkern.xpcs.fitting.solver import UNFINISHED, NormalPoint, Solution, solve
 from jaxkern.xpcs.model.models import Model
 
 Array = NDArray[np.float64]
@@ -103,6 +103,22 @@ class Evaluation:
         self.earlier += self.passes
         self.passes, self.best = 0, None
         return x
+
+    def minimize(self, x: Array) -> Solution:
+        """Run the solver from x, and again from its best point after blocks turned bad."""
+        options, (lower, upper) = self.problem.solver, self.problem.bounds.solver
+        x_scale, most = options.x_scale, options.max_nfev
+        if not isinstance(x_scale, str):
+            x_scale = np.broadcast_to(x_scale, self.free.shape)[self.free]
+        settings: dict[str, Any] = {"bounds": (lower[self.free], upper[self.free])}
+        settings |= {name: getattr(options, name) for name in ("ftol", "xtol", "gtol")}
+        settings["x_scale"] = x_scale
+        while True:
+            max_nfev = None if most is None else max(most - self.earlier, 1)
+            solution = solve(self, x, max_nfev=max_nfev, **settings)
+            if solution is not None:
+                return solution
+            x = self.restart()
 
     def _sums(self, x: Array, omitted: NDArray[np.bool_] | None = None) -> AngleSums:
         return self.runner.sums(self.problem.layout.split(self.full(x)), omitted)

@@ -23,7 +23,7 @@ from jaxkern.xpcs.fitting.parameters import FitLayout, Scaling
 from jaxkern.xpcs.fitting.passes import PassProgram, PassRunner
 from jaxkern.xpcs.fitting.result import FitInterrupted, FitResult, summarize
 from jaxkern.xpcs.fitting.search import EFFORTS, Search, find_starts
-from jaxkern.xpcs.fitting.solver import UNFINISHED, Solution, StartNotFinite, solve
+from jaxkern.xpcs.fitting.solver import UNFINISHED, Solution, StartNotFinite
 from jaxkern.xpcs.model.checks import choice
 from jaxkern.xpcs.model.models import Model
 from jaxkern.xpcs.model.normal import SCALINGS
@@ -187,23 +187,12 @@ class _Starts:
         earlier = 0 if stored is None else stored.nfev
         evaluation = Evaluation(problem, self.runner, start, self.progress, save, earlier)
         self.evaluations.append(evaluation)
-        free, options, x = problem.free, problem.solver, evaluation.start
-        lower, upper = (bound[free] for bound in problem.bounds.solver)
+        x = evaluation.start
         if stored is not None and stored.status != UNFINISHED:
             return stored
         if stored is not None:
-            x = np.clip(stored.x, lower, upper)
-        x_scale, most = options.x_scale, options.max_nfev
-        if not isinstance(x_scale, str):
-            x_scale = np.broadcast_to(x_scale, free.shape)[free]
-        settings = {name: getattr(options, name) for name in ("ftol", "xtol", "gtol")}
-        settings |= {"bounds": (lower, upper), "x_scale": x_scale}
-        while True:
-            max_nfev = None if most is None else max(most - evaluation.earlier, 1)
-            solution = solve(evaluation, x, max_nfev=max_nfev, **settings)
-            if solution is not None:
-                break
-            x = evaluation.restart()
+            x = np.clip(stored.x, *(bound[problem.free] for bound in problem.bounds.solver))
+        solution = evaluation.minimize(x)
         self.checkpoint.save(k, replace(solution, nfev=evaluation.earlier + solution.nfev))
         return solution
 

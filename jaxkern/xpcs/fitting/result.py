@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from jaxkern.core.arrays import npz_bytes
 from jaxkern.core.paths import write_atomically
+from jaxkern.xpcs.fitting.data import BadBlocks
 from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
 from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
+from jaxkern.xpcs.fitting.profile import Profile, profile
 from jaxkern.xpcs.fitting.quality import check
 from jaxkern.xpcs.fitting.sampling import format_frames
 from jaxkern.xpcs.fitting.solver import Covariance, Solution, covariance, weakest_direction
@@ -113,6 +115,47 @@ class FitResult:
     keep: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
     held: tuple[str, ...] = ()
     interrupted: bool = False
+    # The data and options for `profile`; not part of a pickle.
+    _problem: tuple[FitProblem, BadBlocks] | None = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_problem": None}
+
+    def profile(
+        self, name: str, values: Sequence[float] | None = None, *, progress: bool = True
+    ) -> Profile:
+        """Return the profile likelihood of a parameter, with intervals of 68% and 95%.
+
+        The parameter is held at values outward from its optimum, in steps of about half a standard
+        error up to the end of the 95% interval, and all others are refitted from the neighbouring
+        refit. The result refers to the data of the fit, which must still be readable.
+
+        Args:
+          name: a fitted parameter, such as ``"D0"`` or ``"contrast[0]"``.
+          values: the values instead; intervals end between them.
+          progress: True for a progress bar on a terminal.
+
+        Raises:
+          ValueError: for an unknown or held parameter, values outside of its bounds, and a result
+            that was unpickled, which does not refer to data.
+        """
+        if self._problem is None:
+            raise ValueError("profile: expected the result of a fit in this process; fit again")
+        problem, bad = self._problem
+        k = self.names.index(name) if name in self.names else 0
+        # The cost increases by pairs * variance of the noise in one error of independent noise.
+        pairs = self.count / max(self.independent_count, 1.0)
+        freedom = max(self.independent_count - int(problem.free.sum()), 1.0)
+        unit = pairs if problem.errors.absolute_sigma else self.cost / freedom
+        error, independent = self.perr[k], self.perr_independent[k]
+        if math.isfinite(error) and independent > 0:
+            unit *= (error / independent) ** 2
+        if not unit > 0:
+            raise ValueError("profile: expected data with noise, got residuals of 0")
+        pcov = self.pcov_independent
+        return profile(
+            problem, bad, name, self.popt, self.cost, pcov, error, unit, values, progress
+        )
 
     @property
     def perr(self) -> Array:
@@ -353,6 +396,7 @@ def summarize(
         keep=data.keep,
         held=tuple(name for name, free in zip(names, problem.free, strict=True) if not free),
         interrupted=bool(interrupted),
+        _problem=(problem, bad),
     )
 
 
