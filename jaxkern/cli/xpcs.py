@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jaxkern.cli.output import INTERRUPTED, PATH, combine, flag, json_option, option, print_json
+from jaxkern.cli.xpcs_average import average
 from jaxkern.cli.xpcs_command import XpcsCommand, command_options, print_warnings, report, written
 from jaxkern.cli.xpcs_correlate import correlate
 from jaxkern.cli.xpcs_fit_g2 import fit_g2
@@ -55,6 +56,7 @@ def xpcs() -> None:
     """Correlate frames; simulate, fit and plot two-time correlations."""
 
 
+xpcs.add_command(average)
 xpcs.add_command(correlate)
 xpcs.add_command(fit_g2)
 xpcs.add_command(inspect)

@@ -1,6 +1,7 @@
 """XPCS: two-time correlations, their normal equations, and fits in constant memory."""
 
 from jaxkern.core.memory import memory_limit
+from jaxkern.xpcs.analysis.averaging import AveragedResults, average_results
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.analysis.fit_many import FitOutcome, ManyFits, fit_many
 from jaxkern.xpcs.analysis.many import CorrelatedFiles, FileOutcome, correlate_files
@@ -91,6 +92,7 @@ __all__ = [
     "ApsFile",
     "ApsFormatError",
     "ApsWriter",
+    "AveragedResults",
     "BadDataError",
     "CheckpointError",
     "ComponentTables",
@@ -145,6 +147,7 @@ __all__ = [
     "as_frames",
     "as_source",
     "assemble",
+    "average_results",
     "correct_diagonal",
     "correlate_files",
     "curve_fit",
