@@ -21,8 +21,8 @@ Array = NDArray[np.float64]
 _LIMIT, _LEAST = 3.5, 4
 # A deviation of fewer times the median is no outlier, however small the scatter of deviations.
 _RATIO = 2.0
-# The baseline is the mean of g2 at this number of last delays with enough pairs of frames. Errors of
-# fewer pairs are too small, because the mean of a pixel divides its product.
+# The baseline is the mean of g2 at this number of last delays with enough pairs of frames. Errors
+# of fewer pairs are too small, because the mean of a pixel divides its product.
 _LAST, _PAIRS = 4, 32
 # Settings that the average has in common; others, such as bad frames, may differ.
 _SETTINGS = ("dpl", "normalize", "stride", "average")
@@ -159,7 +159,7 @@ def _differences(
         if any(x is None for x in pair):
             same = pair[0] is pair[1]
         else:
-            same = pair[0].shape == pair[1].shape and np.allclose(*pair, rtol=1e-6, atol=0)
+            same = pair[0].shape == pair[1].shape and np.allclose(pair[0], pair[1], 1e-6, 0)
         if not same:
             sizes = ["none" if x is None else len(x) for x in pair]
             names.append(name + (f" ({sizes[1]}, not {sizes[0]})" if sizes[0] != sizes[1] else ""))
@@ -173,8 +173,8 @@ def _differences(
     for name, value, found in numbers:
         same = value is found or (value is not None and found is not None)
         if same and value is not None:
-            pair = np.asarray(value, float), np.asarray(found, float)
-            same = np.allclose(*pair, rtol=1e-6, atol=0, equal_nan=True)
+            known = np.asarray(value, float)
+            same = np.allclose(known, np.asarray(found, float), rtol=1e-6, atol=0, equal_nan=True)
         if not same:
             names.append(f"{name} ({found}, not {value})")
     return names
