@@ -238,10 +238,26 @@ def xpcs_cases(n: int, angles: int) -> list[Case]:
         count = points * (160 if model is flow else 60)
         return Case(name, fn, [(of_type[data], sigma, params)], moved, 1e-9, count)
 
+    two = jk.xpcs.TwoComponent(flow.geometry)
+
+    def components_fn(data: Any, params: Any) -> Any:
+        return jk.xpcs.normal_equations(
+            two, params, contrast, offset, data, 0.05, symmetric=True, loss="linear"
+        )
+
+    # About 200 in the model, its 14 derivatives of 18 tables, and the products of 16 columns.
+    components = Case(
+        "normal equations, f32, two components", components_fn, [(of_type["f32"], two.defaults)],
+        of_type["f32"].nbytes // 2, 1e-9, 400 * measured.size / 2,
+    )  # fmt: skip
     g2 = functools.partial(jk.xpcs.g2, flow)
     primals = (physics, contrast, offset)
     return [
         matrix("g2", g2, *primals, of_point=13),
+        matrix(
+            "g2, two components", functools.partial(jk.xpcs.g2, two), two.defaults, contrast,
+            offset, of_point=40,
+        ),
         matrix("tangent", lambda *x: jax.jvp(g2, x, x)[1], *primals, of_point=20),
         matrix(
             "cotangent", lambda ct, *x: jax.vjp(g2, *x)[1](ct), cotangent, *primals, of_point=60
@@ -259,6 +275,7 @@ def xpcs_cases(n: int, angles: int) -> list[Case]:
         normal("soft_l1", loss="soft_l1"),
         normal("sigma of each point", sigma=np.full(measured.shape, 0.05)),
         normal("static", model=static),
+        components,
     ]  # fmt: skip
 
 

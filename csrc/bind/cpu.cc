@@ -23,7 +23,6 @@ nb::dict registrations() {
   JAXKERN_IMAGE_CPU_OPS(JAXKERN_ADD)
   JAXKERN_RING_OPS(JAXKERN_ADD)
   JAXKERN_XPCS_OPS(JAXKERN_ADD)
-  JAXKERN_XPCS_CPU_OPS(JAXKERN_ADD)
   if (jaxkern::image::jpeg_decoder_available()) {
     JAXKERN_IMAGE_JPEG_OPS(JAXKERN_ADD)
   }

@@ -55,6 +55,27 @@ JAXKERN_HD Real shear_slope(Real sinc, Real slope) {
   return kPower == 2 ? linear : linear * (sinc * sinc);
 }
 
+// The term of a component from its decay and exp(B + i P) of both frames; see components-inl.h.
+template <typename Real>
+JAXKERN_HD void component_term(Real decay, double real_i, double imaginary_i, Real real_j,
+                               Real imaginary_j, Real* x, Real* y) {
+  *x = decay * (real_i * real_j + imaginary_i * imaginary_j);
+  *y = decay * (imaginary_i * real_j - real_i * imaginary_j);
+}
+
+// The slopes of a component with the term x + i y, where d = A_i - A_j.
+template <typename Real>
+struct ComponentSlopes {
+  Real m, a, h;
+};
+
+template <typename Real>
+JAXKERN_HD ComponentSlopes<Real> component_slopes(Real U, Real V, Real x, Real y, Real d) {
+  const Real m = 2.0 * (U * x + V * y);
+  // NaN remains NaN.
+  return {m, 0.0 < d ? -m : (d < 0.0 ? m : Real{} * d), 2.0 * (V * x - U * y)};
+}
+
 // Losses of scipy.optimize.least_squares: rho and its derivative at z = (r / f_scale)^2.
 enum class Loss : int32_t { kLinear = 0, kSoftL1 = 1, kHuber = 2, kCauchy = 3, kArctan = 4 };
 constexpr int32_t kLosses = 5;

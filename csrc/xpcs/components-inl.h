@@ -24,8 +24,6 @@ namespace {
 
 using namespace simd::JAXKERN_LEVEL;
 
-constexpr int32_t kMaxBasis = 2 + kMaxComponentParameters;
-
 // f of a row is in `f`; slope[k][c] are m, a and h. Before them, slope[kWeightTable] and
 // slope[kPhaseTable] hold the real and the imaginary parts of T.
 struct alignas(64) ComponentRow {
@@ -73,10 +71,9 @@ inline void evaluate_components(const ComponentModel& model, const Tile& tile, i
       for (int64_t v = 0; v < vectors; ++v) {
         const int64_t at = v * kDoubles, column = tile.start + at;
         const Doubles decay = smaller(rising * load(falling_j + at), falling * load(rising_j + at));
-        const Doubles real_j = load(component.real + column);
-        const Doubles imaginary_j = load(component.imaginary + column);
-        const Doubles x = decay * (real_i * real_j + imaginary_i * imaginary_j);
-        const Doubles y = decay * (imaginary_i * real_j - real_i * imaginary_j);
+        Doubles x, y;
+        component_term(decay, real_i, imaginary_i, load(component.real + column),
+                       load(component.imaginary + column), &x, &y);
         store(s->u + at, first.value ? x : load(s->u + at) + x);
         store(s->v + at, first.value ? y : load(s->v + at) + y);
         if constexpr (kSlopes) {
@@ -99,11 +96,10 @@ inline void evaluate_components(const ComponentModel& model, const Tile& tile, i
       const Doubles U = load(s->u + at), V = load(s->v + at);
       const Doubles x = load(s->slope[kWeightTable][c] + at);
       const Doubles y = load(s->slope[kPhaseTable][c] + at);
-      const Doubles m = 2.0 * (U * x + V * y);
-      const Doubles d = a_i - load(a + tile.start + at);
-      store(s->slope[kWeightTable][c] + at, m);
-      store(s->slope[kDecayTable][c] + at, 0.0 < d ? -m : (d < 0.0 ? m : Doubles{} * d));
-      store(s->slope[kPhaseTable][c] + at, 2.0 * (V * x - U * y));
+      const auto slopes = component_slopes(U, V, x, y, a_i - load(a + tile.start + at));
+      store(s->slope[kWeightTable][c] + at, slopes.m);
+      store(s->slope[kDecayTable][c] + at, slopes.a);
+      store(s->slope[kPhaseTable][c] + at, slopes.h);
     }
   }
 }

@@ -37,14 +37,21 @@ cudaError_t start_items(const Call& call, int64_t items, cudaStream_t stream) {
 }
 
 cudaError_t prepare(const AngleCall& call, cudaStream_t stream) {
-  return start_items<AngleCall, prepare_angle>(call, angle_items(call), stream);
+  cudaError_t status = cudaSuccess;
+  if (call.nonzero != nullptr) {
+    const size_t flags = static_cast<size_t>(call.samples) * (1 + call.tables_a);
+    status = cudaMemsetAsync(call.nonzero, 0, flags * sizeof(int32_t), stream);
+  }
+  if (status == cudaSuccess) {
+    status = start_items<AngleCall, prepare_angle>(call, angle_items(call), stream);
+  }
+  if (status != cudaSuccess || call.nonzero == nullptr) return status;
+  return start_items<AngleCall, list_nonzero>(call, call.samples, stream);
 }
 
-// With four blocks at once, a thread has 64 registers.
-template <MatrixOp op, typename Real>
-__global__ void __launch_bounds__(kMatrixThreads, 4)
+template <typename Body>
+__global__ void __launch_bounds__(kMatrixThreads, Body::kBlocks)
     matrix_kernel(const __grid_constant__ MatrixCall call) {
-  using Body = MatrixBody<op, Real>;
   __shared__ typename Body::Shared shared;
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
   for (int64_t flat = blockIdx.x; flat < matrix_tiles(call); flat += gridDim.x) {
@@ -57,21 +64,29 @@ __global__ void __launch_bounds__(kMatrixThreads, 4)
   }
 }
 
-template <MatrixOp op>
+template <MatrixOp op, typename Real>
 cudaError_t start_matrix(const MatrixCall& call, cudaStream_t stream) {
-  const unsigned blocks = blocks_for(matrix_tiles(call));
-  if (call.angle.single) {
-    matrix_kernel<op, float><<<blocks, kMatrixThreads, 0, stream>>>(call);
-  } else {
-    matrix_kernel<op, double><<<blocks, kMatrixThreads, 0, stream>>>(call);
-  }
-  return cudaGetLastError();
+  const auto start = [&](auto kernel) {
+    kernel<<<blocks_for(matrix_tiles(call)), kMatrixThreads, 0, stream>>>(call);
+    return cudaGetLastError();
+  };
+  const int32_t components = call.angle.components;
+  if (components == 0) return start(matrix_kernel<MatrixBody<op, Real>>);
+  return components <= kFewComponents
+             ? start(matrix_kernel<ComponentMatrixBody<op, Real, kFewComponents>>)
+             : start(matrix_kernel<ComponentMatrixBody<op, Real, kMaxComponents>>);
 }
 
-template <typename Real>
+template <MatrixOp op>
+cudaError_t start_matrix(const MatrixCall& call, cudaStream_t stream) {
+  return call.angle.single ? start_matrix<op, float>(call, stream)
+                           : start_matrix<op, double>(call, stream);
+}
+
+template <typename Real, typename Slopes>
 __global__ void __launch_bounds__(kCotangentThreads)
     cotangent_kernel(const __grid_constant__ CotangentCall call) {
-  using Body = CotangentBody<Real>;
+  using Body = CotangentBody<Real, Slopes>;
   __shared__ typename Body::Shared shared;
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
   for (int64_t flat = blockIdx.x; flat < cotangent_units(call); flat += gridDim.x) {
@@ -85,6 +100,17 @@ __global__ void __launch_bounds__(kCotangentThreads)
     }
     Body::end(call, state);
   }
+}
+
+template <typename Slopes>
+cudaError_t start_cotangent(const CotangentCall& call, cudaStream_t stream) {
+  const unsigned blocks = blocks_for(cotangent_units(call));
+  if (call.angle.single) {
+    cotangent_kernel<float, Slopes><<<blocks, kCotangentThreads, 0, stream>>>(call);
+  } else {
+    cotangent_kernel<double, Slopes><<<blocks, kCotangentThreads, 0, stream>>>(call);
+  }
+  return cudaGetLastError();
 }
 
 __global__ void __launch_bounds__(kCotangentThreads)
@@ -105,7 +131,8 @@ __global__ void __launch_bounds__(kNormalThreads, 2)
   using Body = NormalBody<Columns, kRobust>;
   __shared__ typename Body::Shared shared;
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
-  for (int64_t flat = blockIdx.x; flat < normal_units<Columns>(call); flat += gridDim.x) {
+  for (int64_t flat = blockIdx.x; flat < normal_units(call, Columns::parts(call.layout));
+       flat += gridDim.x) {
     typename Body::Thread state;
     Body::load(call, flat, thread, shared, state);
     if (!state.active) continue;  // the same for all threads of the block
@@ -124,9 +151,49 @@ __global__ void __launch_bounds__(kNormalThreads, 2)
   }
 }
 
+template <typename Body>
+__global__ void __launch_bounds__(kNormalThreads, Body::kBlocks)
+    component_normal_kernel(const __grid_constant__ NormalCall call) {
+  __shared__ typename Body::Shared shared;
+  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  for (int64_t flat = blockIdx.x; flat < normal_units(call, 1); flat += gridDim.x) {
+    typename Body::Thread state;
+    Body::load(call, flat, thread, shared, state);
+    if (!state.active) continue;  // the same for all threads of the block
+    __syncthreads();
+    for (int32_t step = 0; step < Body::steps(call, state); ++step) {
+      Body::begin(call, step, thread, state);
+      for (int32_t i = 0; i < state.step_rows; ++i) {
+        Body::evaluate(call, i, shared, state, thread);
+        __syncthreads();
+        Body::add(call, thread, shared, state);
+        __syncthreads();
+      }
+    }
+    Body::stage(thread, state, shared);
+    __syncthreads();
+    Body::write(call, thread, state, shared);
+    __syncthreads();
+  }
+}
+
+template <int kMost>
+cudaError_t start_components(const NormalCall& call, cudaStream_t stream) {
+  const int64_t units = normal_units(call, 1);
+  if (units == 0) return cudaSuccess;
+  if (call.loss == Loss::kLinear) {
+    component_normal_kernel<ComponentNormalBody<kMost, false>>
+        <<<blocks_for(units), kNormalThreads, 0, stream>>>(call);
+  } else {
+    component_normal_kernel<ComponentNormalBody<kMost, true>>
+        <<<blocks_for(units), kNormalThreads, 0, stream>>>(call);
+  }
+  return cudaGetLastError();
+}
+
 template <typename Columns>
 cudaError_t start_normal(const NormalCall& call, cudaStream_t stream) {
-  const int64_t units = normal_units<Columns>(call);
+  const int64_t units = normal_units(call, Columns::parts(call.layout));
   if (units == 0) return cudaSuccess;
   if (call.loss == Loss::kLinear) {
     normal_kernel<Columns, false><<<blocks_for(units), kNormalThreads, 0, stream>>>(call);
@@ -158,13 +225,11 @@ cudaError_t launch_cotangent(const CotangentCall& call, cudaStream_t stream) {
   if (call.angle.samples == 0) return cudaSuccess;
   cudaError_t status = prepare(call.angle, stream);
   if (status == cudaSuccess && cotangent_units(call) > 0) {
-    const unsigned blocks = blocks_for(cotangent_units(call));
-    if (call.angle.single) {
-      cotangent_kernel<float><<<blocks, kCotangentThreads, 0, stream>>>(call);
-    } else {
-      cotangent_kernel<double><<<blocks, kCotangentThreads, 0, stream>>>(call);
-    }
-    status = cudaGetLastError();
+    const int32_t components = call.angle.components;
+    status = components == 0 ? start_cotangent<LaminarSlopes>(call, stream)
+             : components <= kFewComponents
+                 ? start_cotangent<SlopesOfComponents<kFewComponents>>(call, stream)
+                 : start_cotangent<SlopesOfComponents<kMaxComponents>>(call, stream);
   }
   if (status == cudaSuccess) {
     status = start_items<CotangentCall, add_cotangent>(call, cotangent_frames(call), stream);
@@ -180,7 +245,11 @@ cudaError_t launch_normal(NormalCall call, int64_t chunk, cudaStream_t stream) {
   const int32_t a = call.layout.tables_a, x = call.layout.tables_x;
   for (call.first = 0; call.first < samples && status == cudaSuccess; call.first += chunk) {
     call.count = std::min(chunk, samples - call.first);
-    if (a <= 3 && x == 0) {
+    if (call.angle.components != 0) {
+      status = call.angle.components <= kFewComponents
+                   ? start_components<kFewComponents>(call, stream)
+                   : start_components<kMaxComponents>(call, stream);
+    } else if (a <= 3 && x == 0) {
       status = start_normal<WholeGram<3, 0>>(call, stream);
     } else if (a <= 3 && x <= 4) {
       status = start_normal<WholeGram<3, 4>>(call, stream);

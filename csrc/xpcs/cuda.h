@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "xpcs/cuda_components.h"
 #include "xpcs/cuda_cotangent.h"
 #include "xpcs/cuda_matrix.h"
 #include "xpcs/cuda_normal.h"

@@ -4,6 +4,7 @@
 //   A_bar[k] = contrast sum_i a_ki (G_ki + G_ik), X_bar[k] the same with h (both change sign
 //   if i and k are exchanged); contrast_bar = sum G f, offset_bar = sum G.
 //
+// A model of components has three such slopes for each component, m for its weight.
 // G_ik is read along its rows; G_ki, a column of the block, through shared memory. The sums of the
 // pieces are written to scratch and added in order, so the result is reproducible.
 #ifndef JAXKERN_XPCS_CUDA_COTANGENT_H_
@@ -11,6 +12,7 @@
 
 #include <cstdint>
 
+#include "xpcs/cuda_components.h"
 #include "xpcs/cuda_tables.h"
 
 namespace jaxkern::xpcs {
@@ -18,16 +20,56 @@ namespace jaxkern::xpcs {
 constexpr int32_t kCotangentThreads = 128;  // frames of a block
 constexpr int32_t kCotangentStep = 16;      // frames i between two barriers
 constexpr int32_t kCotangentPiece = 256;    // frames i of a block
-constexpr int32_t kCotangentSums = 4;       // of a, h, G f and G
+
+// The slopes of models.
+struct LaminarSlopes {
+  static constexpr int32_t kKinds = 2, kSlopes = 2;
+  using Frame = xpcs::Frame;
+
+  JAXKERN_HD Frame frame(const AngleCall& call, const double* tables, int64_t i) {
+    return frame_at(tables, call.n, call.power, i);
+  }
+
+  // Calls add(index, slope) for each slope, and returns f.
+  template <typename Add>
+  JAXKERN_HD double point(const AngleCall& call, const Frame& i, const Frame& j, const Add& add) {
+    const Point p = point_of<true>(call.power, i, j, decay_of(i, j));
+    add(0, p.a);
+    if (call.power != 0) add(1, p.h);
+    return p.f;
+  }
+};
+
+template <int kMost>
+struct SlopesOfComponents {
+  static constexpr int32_t kKinds = kComponentTables, kSlopes = kComponentTables * kMost;
+  using Frame = ComponentFrame<kMost>;
+
+  JAXKERN_HD Frame frame(const AngleCall& call, const double* tables, int64_t i) {
+    return component_frame<kMost>(call, tables, i);
+  }
+
+  template <typename Add>
+  JAXKERN_HD double point(const AngleCall& call, const Frame& i, const Frame& j, const Add& add) {
+    const auto p = component_point<true>(call.components, i, j);
+    JAXKERN_UNROLL
+    for (int32_t s = 0; s < kSlopes; ++s) add(s, p.slope[s / kMost][s % kMost]);
+    return p.f;
+  }
+};
 
 struct CotangentCall {
-  AngleCall angle;           // `data` is the cotangent
-  double* sums = nullptr;    // [samples][pieces][kCotangentSums][n]
-  void* phase_a = nullptr;   // [samples, n]
-  void* phase_x = nullptr;   // [samples, n]
-  void* contrast = nullptr;  // [samples]
-  void* offset = nullptr;    // [samples]
+  AngleCall angle;                    // `data` is the cotangent
+  int32_t slopes = 2;                 // 3 for each component
+  double* sums = nullptr;             // [samples][pieces][slopes + 2][n]: of slopes, G f and G
+  void* bars[kComponentTables] = {};  // [samples, slopes of the kind, n]
+  void* contrast = nullptr;           // [samples]
+  void* offset = nullptr;             // [samples]
 };
+
+JAXKERN_HD int32_t slopes_of_kind(const CotangentCall& call) {
+  return call.angle.components == 0 ? 1 : call.angle.components;
+}
 
 JAXKERN_HD int64_t cotangent_pieces(const CotangentCall& call) {
   return (call.angle.n + kCotangentPiece - 1) / kCotangentPiece;
@@ -42,10 +84,10 @@ JAXKERN_HD int64_t cotangent_units(const CotangentCall& call) {
 }
 
 JAXKERN_HD double* cotangent_sums(const CotangentCall& call, int64_t sample, int64_t piece) {
-  return call.sums + (sample * cotangent_pieces(call) + piece) * kCotangentSums * call.angle.n;
+  return call.sums + (sample * cotangent_pieces(call) + piece) * (call.slopes + 2) * call.angle.n;
 }
 
-template <typename Real>
+template <typename Real, typename Slopes>
 struct CotangentBody {
   struct Shared {
     Real transposed[kCotangentThreads]
@@ -53,8 +95,8 @@ struct CotangentBody {
   };
   struct Thread {
     int64_t sample, piece, k0, k;
-    Frame frame;
-    double sum[kCotangentSums];
+    typename Slopes::Frame frame;
+    double slope[Slopes::kSlopes], f, one;
   };
 
   JAXKERN_HD void begin(const CotangentCall& call, int64_t flat, int32_t thread, Thread& state) {
@@ -66,7 +108,7 @@ struct CotangentBody {
     state.piece = flat / strips % pieces;
     state.sample = flat / strips / pieces;
     if (state.k < n) {
-      state.frame = frame_at(tables_of(call.angle, state.sample), n, call.angle.power, state.k);
+      state.frame = Slopes::frame(call.angle, tables_of(call.angle, state.sample), state.k);
     }
   }
 
@@ -104,21 +146,26 @@ struct CotangentBody {
     const Real* const from = matrix(call, state) + i0 * n + state.k;
     for (int32_t s = 0; s < kCotangentStep && i0 + s < n; ++s) {
       const double g = from[s * n], both = g + static_cast<double>(shared.transposed[thread][s]);
-      const Frame other = frame_at(tables, n, call.angle.power, i0 + s);
-      const Point p =
-          point_of<true>(call.angle.power, state.frame, other, decay_of(state.frame, other));
-      state.sum[0] += p.a * both;
-      state.sum[1] += p.h * both;
-      state.sum[2] += p.f * g;
-      state.sum[3] += g;
+      const double f =
+          Slopes::point(call.angle, state.frame, Slopes::frame(call.angle, tables, i0 + s),
+                        [&](int32_t k, double slope) { state.slope[k] += slope * both; });
+      state.f += f * g;
+      state.one += g;
     }
   }
 
   JAXKERN_HD void end(const CotangentCall& call, const Thread& state) {
     if (state.k >= call.angle.n) return;
-    double* const to = cotangent_sums(call, state.sample, state.piece);
+    const int64_t n = call.angle.n;
+    double* const to = cotangent_sums(call, state.sample, state.piece) + state.k;
+    constexpr int32_t kEach = Slopes::kSlopes / Slopes::kKinds;
+    const int32_t each = slopes_of_kind(call);  // at most kEach
     JAXKERN_UNROLL
-    for (int32_t k = 0; k < kCotangentSums; ++k) to[k * call.angle.n + state.k] = state.sum[k];
+    for (int32_t s = 0; s < Slopes::kSlopes; ++s) {
+      if (s % kEach < each) to[(s / kEach * each + s % kEach) * n] = state.slope[s];
+    }
+    to[call.slopes * n] = state.f;
+    to[(call.slopes + 1) * n] = state.one;
   }
 };
 
@@ -129,18 +176,20 @@ JAXKERN_HD int64_t cotangent_frames(const CotangentCall& call) {
 // Adds the pieces of one frame. Its contributions to the scalars replace the first piece.
 JAXKERN_HD void add_cotangent(const CotangentCall& call, int64_t flat) {
   const int64_t n = call.angle.n, sample = flat / n, k = flat % n;
-  double sum[kCotangentSums] = {};
-  for (int64_t piece = 0; piece < cotangent_pieces(call); ++piece) {
-    const double* const from = cotangent_sums(call, sample, piece);
-    JAXKERN_UNROLL
-    for (int32_t s = 0; s < kCotangentSums; ++s) sum[s] += from[s * n + k];
-  }
   const double contrast = call.angle.angles[sample].contrast;
-  write_real(call.phase_a, call.angle.single, flat, contrast * sum[0]);
-  write_real(call.phase_x, call.angle.single, flat, call.angle.power == 0 ? 0 : contrast * sum[1]);
-  double* const first = cotangent_sums(call, sample, 0);
-  first[2 * n + k] = sum[2];
-  first[3 * n + k] = sum[3];
+  const int32_t each = slopes_of_kind(call);
+  for (int32_t s = 0; s < call.slopes + 2; ++s) {
+    double sum = 0;
+    for (int64_t piece = 0; piece < cotangent_pieces(call); ++piece) {
+      sum += cotangent_sums(call, sample, piece)[s * n + k];
+    }
+    if (s < call.slopes) {
+      write_real(call.bars[s / each], call.angle.single, (sample * each + s % each) * n + k,
+                 contrast * sum);
+    } else {
+      cotangent_sums(call, sample, 0)[s * n + k] = sum;
+    }
+  }
 }
 
 // The scalars of one angle: one block an angle, with a barrier before `fold_total`.
@@ -154,8 +203,8 @@ JAXKERN_HD void gather_total(const CotangentCall& call, int64_t sample, int32_t 
   double f = 0, one = 0;
   const double* const from = cotangent_sums(call, sample, 0);
   for (int64_t k = thread; k < n; k += kCotangentThreads) {
-    f += from[2 * n + k];
-    one += from[3 * n + k];
+    f += from[call.slopes * n + k];
+    one += from[(call.slopes + 1) * n + k];
   }
   shared.f[thread] = f;
   shared.one[thread] = one;

@@ -64,30 +64,54 @@ struct NamedOperand {
   const Operand& operand;
 };
 
-AngleCall angle_call(const AngleOperands& o, std::initializer_list<NamedOperand> operands) {
+void set_operands(std::initializer_list<NamedOperand> operands, AngleCall* angle) {
+  for (const NamedOperand& g : operands) {
+    angle->operands.set(g.which, g.operand.data, g.operand.map);
+  }
+}
+
+void set_model(const AngleOperands& o, AngleCall* angle) {
+  set_operands({{kPhaseA, o.a}, {kPhaseX, o.x}}, angle);
+}
+
+void set_model(const ComponentOperands& o, AngleCall* angle) {
+  set_operands({{kWeights, o.tables[kWeightTable]},
+                {kPhaseA, o.tables[kDecayTable]},
+                {kPhaseX, o.tables[kPhaseTable]}},
+               angle);
+  angle->components = static_cast<int32_t>(o.count);
+}
+
+template <typename Op>
+AngleCall angle_call(const Op& o, std::initializer_list<NamedOperand> operands) {
   AngleCall angle;
   angle.single = o.single();
   angle.power = o.power;
   angle.n = angle.rows = o.n;
   angle.samples = o.call.samples();
-  const auto set = [&](const NamedOperand& g) {
-    angle.operands.set(g.which, g.operand.data, g.operand.map);
-  };
-  for (const NamedOperand& g :
-       {NamedOperand{kPhaseA, o.a}, {kPhaseX, o.x}, {kContrast, o.contrast}}) {
-    set(g);
-  }
-  for (const NamedOperand& g : operands) set(g);
+  set_model(o, &angle);
+  set_operands({{kContrast, o.contrast}}, &angle);
+  set_operands(operands, &angle);
   return angle;
+}
+
+// Tangents [parameters, components, n] of a model of components.
+void set_tangents(const Operand (&tangents)[kComponentTables], int64_t parameters,
+                  AngleCall* angle) {
+  set_operands({{kTablesWeight, tangents[kWeightTable]},
+                {kTablesA, tangents[kDecayTable]},
+                {kTablesX, tangents[kPhaseTable]}},
+               angle);
+  angle->tables_a = static_cast<int32_t>(parameters) * kComponentTables * angle->components;
 }
 
 void allocate_tables(Scratch& scratch, AngleCall* call) {
   call->angles = scratch.allocate<Angle>({call->samples});
   call->tables = scratch.allocate<double>(
-      {call->samples, kTableTangents + call->tables_a + call->tables_x, call->n});
+      {call->samples, model_tables(*call) + call->tables_a + call->tables_x, call->n});
 }
 
-ffi::Error run_matrix(const AngleOperands& o, MatrixOp op, AngleCall angle, const Operand& out,
+ffi::Error run_matrix(const OpOperands& o, MatrixOp op, AngleCall angle, const Operand& out,
                       cudaStream_t stream, Scratch& scratch) {
   allocate_tables(scratch, &angle);
   if (!scratch.ok()) return scratch.error(o);
@@ -97,7 +121,9 @@ ffi::Error run_matrix(const AngleOperands& o, MatrixOp op, AngleCall angle, cons
   return status_of(o, launch_matrix(op, matrix, stream));
 }
 
-ffi::Error run(const TwoTimeG2& o, cudaStream_t stream, Scratch& scratch) {
+// Of both kinds of models, like run_residual and run_normal.
+template <typename Op>
+ffi::Error run_g2(const Op& o, cudaStream_t stream, Scratch& scratch) {
   return run_matrix(o, MatrixOp::kG2, angle_call(o, {{kOffset, o.offset}}), o.out, stream, scratch);
 }
 
@@ -110,24 +136,61 @@ ffi::Error run(const TwoTimeG2Tangent& o, cudaStream_t stream, Scratch& scratch)
   return run_matrix(o, MatrixOp::kTangent, angle, o.out, stream, scratch);
 }
 
-ffi::Error run(const TwoTimeResidual& o, cudaStream_t stream, Scratch& scratch) {
+template <typename Op>
+ffi::Error run_residual(const Op& o, cudaStream_t stream, Scratch& scratch) {
   AngleCall angle = angle_call(o, {{kOffset, o.offset}, {kData, o.data}, {kSigma, o.sigma}});
   angle.sigma_rank = o.sigma_rank;
   return run_matrix(o, MatrixOp::kResidual, angle, o.out, stream, scratch);
 }
 
-ffi::Error run(const TwoTimeG2Cotangent& o, cudaStream_t stream, Scratch& scratch) {
+ffi::Error run(const TwoTimeG2& o, cudaStream_t stream, Scratch& scratch) {
+  return run_g2(o, stream, scratch);
+}
+
+ffi::Error run(const ComponentG2& o, cudaStream_t stream, Scratch& scratch) {
+  return run_g2(o, stream, scratch);
+}
+
+ffi::Error run(const TwoTimeResidual& o, cudaStream_t stream, Scratch& scratch) {
+  return run_residual(o, stream, scratch);
+}
+
+ffi::Error run(const ComponentResidual& o, cudaStream_t stream, Scratch& scratch) {
+  return run_residual(o, stream, scratch);
+}
+
+ffi::Error run(const ComponentG2Tangent& o, cudaStream_t stream, Scratch& scratch) {
+  AngleCall angle =
+      angle_call(o, {{kTangentContrast, o.tangent_contrast}, {kTangentOffset, o.tangent_offset}});
+  set_tangents(o.tangents, 1, &angle);
+  return run_matrix(o, MatrixOp::kTangent, angle, o.out, stream, scratch);
+}
+
+template <typename Op>
+ffi::Error run_cotangent(const Op& o, int32_t slopes, std::initializer_list<void*> bars,
+                         cudaStream_t stream, Scratch& scratch) {
   CotangentCall work;
   work.angle = angle_call(o, {{kData, o.cotangent}});
-  work.phase_a = o.bar_a.data;
-  work.phase_x = o.bar_x.data;
+  work.slopes = slopes;
+  std::copy(bars.begin(), bars.end(), work.bars);
   work.contrast = o.bar_contrast.data;
   work.offset = o.bar_offset.data;
   allocate_tables(scratch, &work.angle);
   work.sums =
-      scratch.allocate<double>({work.angle.samples, cotangent_pieces(work), kCotangentSums, o.n});
+      scratch.allocate<double>({work.angle.samples, cotangent_pieces(work), slopes + 2, o.n});
   if (!scratch.ok()) return scratch.error(o);
   return status_of(o, launch_cotangent(work, stream));
+}
+
+ffi::Error run(const TwoTimeG2Cotangent& o, cudaStream_t stream, Scratch& scratch) {
+  return run_cotangent(o, 2, {o.bar_a.data, o.bar_x.data}, stream, scratch);
+}
+
+ffi::Error run(const ComponentG2Cotangent& o, cudaStream_t stream, Scratch& scratch) {
+  return run_cotangent(
+      o, kComponentTables * static_cast<int32_t>(o.count),
+      {o.bars[kWeightTable].data, o.bars[kDecayTable].data, o.bars[kPhaseTable].data}, stream,
+      scratch);
 }
 
 ffi::Error run(const TwoTimeG2At& o, cudaStream_t stream) {
@@ -151,12 +214,22 @@ ffi::Error run(const TwoTimeG2At& o, cudaStream_t stream) {
   return status_of(o, launch_points(points, stream));
 }
 
-ffi::Error run(const TwoTimeNormalEquations& o, cudaStream_t stream, Scratch& scratch) {
+void set_tangents(const TwoTimeNormalEquations& o, AngleCall* angle, Scratch&) {
+  set_operands({{kTablesA, o.tangents_a}, {kTablesX, o.tangents_x}}, angle);
+  angle->tables_a = o.layout.tables_a;
+  angle->tables_x = o.layout.tables_x;
+}
+
+void set_tangents(const ComponentNormalEquations& o, AngleCall* angle, Scratch& scratch) {
+  set_tangents(o.tangents, o.parameters, angle);
+  angle->nonzero = scratch.allocate<int32_t>({angle->samples, 1 + angle->tables_a});
+}
+
+template <typename Op>
+ffi::Error run_normal(const Op& o, cudaStream_t stream, Scratch& scratch) {
   NormalCall work = {};
   AngleCall& angle = work.angle;
-  angle = angle_call(o, {{kTablesA, o.tangents_a},
-                         {kTablesX, o.tangents_x},
-                         {kOffset, o.offset},
+  angle = angle_call(o, {{kOffset, o.offset},
                          {kData, o.data},
                          {kQuantization, o.quantization},
                          {kSigma, o.sigma},
@@ -164,8 +237,7 @@ ffi::Error run(const TwoTimeNormalEquations& o, cudaStream_t stream, Scratch& sc
                          {kFScale, o.f_scale},
                          {kFirstRow, o.first_row},
                          {kInitial, o.initial}});
-  angle.tables_a = o.layout.tables_a;
-  angle.tables_x = o.layout.tables_x;
+  set_tangents(o, &angle, scratch);
   angle.sigma_rank = o.sigma_rank;
   angle.rows = o.rows;
   work.layout = o.layout;
@@ -182,6 +254,14 @@ ffi::Error run(const TwoTimeNormalEquations& o, cudaStream_t stream, Scratch& sc
   work.blocks = scratch.allocate<double>({chunk, each});
   if (!scratch.ok()) return scratch.error(o);
   return status_of(o, launch_normal(work, chunk, stream));
+}
+
+ffi::Error run(const TwoTimeNormalEquations& o, cudaStream_t stream, Scratch& scratch) {
+  return run_normal(o, stream, scratch);
+}
+
+ffi::Error run(const ComponentNormalEquations& o, cudaStream_t stream, Scratch& scratch) {
+  return run_normal(o, stream, scratch);
 }
 
 template <typename Op>

@@ -63,27 +63,20 @@ JAXKERN_HD MatrixTile matrix_tile(const MatrixCall& call, int64_t flat) {
   return {sample, row * kMatrixSide, column * kMatrixSide, first || row != u};
 }
 
-struct MatrixFrame {
-  Frame frame;
-  double rising, falling;  // exp(2 (A - reference)) and exp(-2 (A - reference))
-  double tangent_a, tangent_x;
-  bool near;  // A is near the reference, so the factors are valid
-};
-
+// The parts of a body that do not depend on the model.
 template <MatrixOp op, typename Real>
-struct MatrixBody {
+struct MatrixOutput {
   static_assert(op != MatrixOp::kCotangent);
   // The residual subtracts the staged g2 in double.
   using Staged = std::conditional_t<op == MatrixOp::kResidual, double, Real>;
 
-  struct Shared {
-    MatrixFrame row[kMatrixSide], column[kMatrixSide];
+  struct Stage {
     Staged stage[kMatrixSide][kMatrixSide + 1];  // padded: columns are read without bank conflicts
     MatrixTile tile;
     int32_t rows, columns;  // of the tile
   };
 
-  JAXKERN_HD void load(const MatrixCall& call, int64_t flat, int32_t thread, Shared& shared) {
+  JAXKERN_HD MatrixTile begin(const MatrixCall& call, int64_t flat, int32_t thread, Stage& shared) {
     const MatrixTile tile = matrix_tile(call, flat);
     const int64_t n = call.angle.n;
     if (thread == 0) {
@@ -92,61 +85,10 @@ struct MatrixBody {
       shared.columns =
           static_cast<int32_t>(n - tile.column < kMatrixSide ? n - tile.column : kMatrixSide);
     }
-    if (!tile.valid || thread >= 2 * kMatrixSide) return;
-    const bool row = thread < kMatrixSide;
-    MatrixFrame& mine = row ? shared.row[thread] : shared.column[thread - kMatrixSide];
-    const int64_t i = row ? tile.row + thread : tile.column + thread - kMatrixSide;
-    if (i >= n) return;
-    const double* const tables = tables_of(call.angle, tile.sample);
-    mine.frame = frame_at(tables, n, call.angle.power, i);
-    const double distance = mine.frame.a - tables[kTableA * n + tile.row];
-    mine.near = distance <= kReachOfReference && distance >= -kReachOfReference;
-    const double twice = 2 * distance;
-    mine.rising = exp(600 < twice ? 600. : twice);
-    mine.falling = exp(twice < -600 ? 600. : -twice);
-    if (op == MatrixOp::kTangent) {
-      mine.tangent_a = tables[kTableTangents * n + i];
-      mine.tangent_x = tables[(kTableTangents + 1) * n + i];
-    }
+    return tile;
   }
 
-  JAXKERN_HD void compute(const MatrixCall& call, int32_t thread, Shared& shared) {
-    // Copies, because values in shared memory are loaded again after each store.
-    const MatrixTile tile = shared.tile;
-    const int32_t c = thread % kMatrixSide, rows = shared.rows, power = call.angle.power;
-    if (!tile.valid || c >= shared.columns) return;
-    const Angle& angle = call.angle.angles[tile.sample];
-    const double contrast = angle.contrast, offset = angle.offset;
-    const double tangent_contrast = angle.tangent_contrast, tangent_offset = angle.tangent_offset;
-    const Matrices matrices = matrices_of(call, angle, tile.sample);
-    const MatrixFrame column = shared.column[c];
-    const int32_t first = thread / kMatrixSide;
-    int64_t at = (tile.row + first) * call.angle.n + tile.column + c;
-    for (int32_t r = first; r < rows; r += kMatrixStep, at += kMatrixStep * call.angle.n) {
-      const MatrixFrame& row = shared.row[r];
-      double decay;
-      if (row.near) {
-        const double rising = row.rising * column.falling, falling = row.falling * column.rising;
-        decay = rising < falling ? rising : falling;
-      } else {
-        decay = decay_of(row.frame, column.frame);
-      }
-      constexpr bool kSlopes = op == MatrixOp::kTangent;
-      const Point p = point_of<kSlopes>(power, row.frame, column.frame, decay);
-      double value;
-      if (kSlopes) {
-        value = tangent_offset + tangent_contrast * p.f +
-                contrast * (p.a * (row.tangent_a - column.tangent_a));
-        if (power != 0) value += contrast * (p.h * (row.tangent_x - column.tangent_x));
-      } else {
-        value = offset + contrast * p.f;
-      }
-      shared.stage[r][c] = static_cast<Staged>(value);
-      write(matrices, at, tile.row + r == tile.column + c, value);
-    }
-  }
-
-  JAXKERN_HD void mirror(const MatrixCall& call, int32_t thread, const Shared& shared) {
+  JAXKERN_HD void mirror(const MatrixCall& call, int32_t thread, const Stage& shared) {
     const MatrixTile tile = shared.tile;
     const int32_t c = thread % kMatrixSide, rows = shared.columns;
     if (!tile.valid || tile.row == tile.column || c >= shared.rows) return;
@@ -185,6 +127,80 @@ struct MatrixBody {
       value = !diagonal && sigma > kLeastSigma ? (m.data[at] - value) / sigma : 0;
     }
     m.out[at] = static_cast<Real>(value);
+  }
+};
+
+struct MatrixFrame {
+  Frame frame;
+  double rising, falling;  // exp(2 (A - reference)) and exp(-2 (A - reference))
+  double tangent_a, tangent_x;
+  bool near;  // A is near the reference, so the factors are valid
+};
+
+template <MatrixOp op, typename Real>
+struct MatrixBody : MatrixOutput<op, Real> {
+  using Base = MatrixOutput<op, Real>;
+  static constexpr int32_t kBlocks = 4;  // at once, so that a thread has 64 registers
+
+  struct Shared : Base::Stage {
+    MatrixFrame row[kMatrixSide], column[kMatrixSide];
+  };
+
+  JAXKERN_HD void load(const MatrixCall& call, int64_t flat, int32_t thread, Shared& shared) {
+    const MatrixTile tile = Base::begin(call, flat, thread, shared);
+    const int64_t n = call.angle.n;
+    if (!tile.valid || thread >= 2 * kMatrixSide) return;
+    const bool row = thread < kMatrixSide;
+    MatrixFrame& mine = row ? shared.row[thread] : shared.column[thread - kMatrixSide];
+    const int64_t i = row ? tile.row + thread : tile.column + thread - kMatrixSide;
+    if (i >= n) return;
+    const double* const tables = tables_of(call.angle, tile.sample);
+    mine.frame = frame_at(tables, n, call.angle.power, i);
+    const double distance = mine.frame.a - tables[kTableA * n + tile.row];
+    mine.near = distance <= kReachOfReference && distance >= -kReachOfReference;
+    const double twice = 2 * distance;
+    mine.rising = exp(600 < twice ? 600. : twice);
+    mine.falling = exp(twice < -600 ? 600. : -twice);
+    if (op == MatrixOp::kTangent) {
+      mine.tangent_a = tables[kTableTangents * n + i];
+      mine.tangent_x = tables[(kTableTangents + 1) * n + i];
+    }
+  }
+
+  JAXKERN_HD void compute(const MatrixCall& call, int32_t thread, Shared& shared) {
+    // Copies, because values in shared memory are loaded again after each store.
+    const MatrixTile tile = shared.tile;
+    const int32_t c = thread % kMatrixSide, rows = shared.rows, power = call.angle.power;
+    if (!tile.valid || c >= shared.columns) return;
+    const Angle& angle = call.angle.angles[tile.sample];
+    const double contrast = angle.contrast, offset = angle.offset;
+    const double tangent_contrast = angle.tangent_contrast, tangent_offset = angle.tangent_offset;
+    const auto matrices = Base::matrices_of(call, angle, tile.sample);
+    const MatrixFrame column = shared.column[c];
+    const int32_t first = thread / kMatrixSide;
+    int64_t at = (tile.row + first) * call.angle.n + tile.column + c;
+    for (int32_t r = first; r < rows; r += kMatrixStep, at += kMatrixStep * call.angle.n) {
+      const MatrixFrame& row = shared.row[r];
+      double decay;
+      if (row.near) {
+        const double rising = row.rising * column.falling, falling = row.falling * column.rising;
+        decay = rising < falling ? rising : falling;
+      } else {
+        decay = decay_of(row.frame, column.frame);
+      }
+      constexpr bool kSlopes = op == MatrixOp::kTangent;
+      const Point p = point_of<kSlopes>(power, row.frame, column.frame, decay);
+      double value;
+      if (kSlopes) {
+        value = tangent_offset + tangent_contrast * p.f +
+                contrast * (p.a * (row.tangent_a - column.tangent_a));
+        if (power != 0) value += contrast * (p.h * (row.tangent_x - column.tangent_x));
+      } else {
+        value = offset + contrast * p.f;
+      }
+      shared.stage[r][c] = static_cast<typename Base::Staged>(value);
+      Base::write(matrices, at, tile.row + r == tile.column + c, value);
+    }
   }
 };
 

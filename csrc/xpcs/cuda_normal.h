@@ -54,15 +54,45 @@ JAXKERN_HD int64_t slice_columns(int64_t n) {
 
 JAXKERN_HD int64_t slices_of(int64_t n) { return (n + slice_columns(n) - 1) / slice_columns(n); }
 
-template <typename Columns>
-JAXKERN_HD int64_t normal_units(const NormalCall& call) {
-  return call.count * row_blocks(call) * slices_of(call.angle.n) * Columns::parts(call.layout);
+JAXKERN_HD int64_t normal_units(const NormalCall& call, int32_t parts) {
+  return call.count * row_blocks(call) * slices_of(call.angle.n) * parts;
 }
 
 // True if a slice has points with weight in rows from `row` on: not if it is left of the upper
 // triangle.
 JAXKERN_HD bool slice_has_points(const NormalCall& call, int64_t slice, int64_t row) {
   return call.symmetric == Symmetric::kNo || (slice + 1) * slice_columns(call.angle.n) > row + 1;
+}
+
+// A row block and a slice of an angle.
+struct NormalUnit {
+  int64_t sample, block, slice, row0;
+  int32_t rows;
+  bool active;  // first_row is valid, and points of the slice have weight
+};
+
+JAXKERN_HD NormalUnit normal_unit(const NormalCall& call, int64_t flat) {
+  const int64_t slices = slices_of(call.angle.n);
+  NormalUnit unit;
+  unit.slice = flat % slices;
+  unit.sample = call.first + flat / slices % call.count;
+  unit.block = flat / slices / call.count;  // blocks with the longest rows first
+  const Angle& angle = call.angle.angles[unit.sample];
+  unit.row0 = angle.first_row + unit.block * kRowBlock;
+  unit.active = angle.first_row >= 0 && slice_has_points(call, unit.slice, unit.row0);
+  const int64_t remaining = call.angle.rows - unit.block * kRowBlock;
+  unit.rows = static_cast<int32_t>(remaining < kRowBlock ? remaining : kRowBlock);
+  return unit;
+}
+
+// The number of rows of a unit, from its first, with points in column j.
+JAXKERN_HD int32_t rows_of_column(const NormalCall& call, const NormalUnit& unit, int64_t j) {
+  if (call.symmetric == Symmetric::kNo || j - unit.row0 >= unit.rows) return unit.rows;
+  return static_cast<int32_t>(j > unit.row0 ? j - unit.row0 : 0);
+}
+
+JAXKERN_HD bool keep(const NormalCall& call, const Angle& angle, int64_t i) {
+  return static_cast<const uint8_t*>(call.angle.operands.data[kKeep])[angle.keep + i] != 0;
 }
 
 JAXKERN_HD double* block_sums(const NormalCall& call, int64_t sample, int64_t block,
@@ -202,12 +232,9 @@ struct NormalBody {
     double staged[kStaged][kNormalThreads + 1];
     double folded[kStaged][kFolders];
   };
-  struct Thread {
-    int64_t sample, block, slice, row0;
+  struct Thread : NormalUnit {
     typename Columns::Part part;
-    int32_t rows;
-    bool active;  // first_row is valid, and points of the slice have weight
-    bool tail;    // this part of the block writes the last entries of the state
+    bool tail;  // this part of the block writes the last entries of the state
     typename Columns::Sums sums;
     double chi2, cost;
     int32_t count, mirrored;
@@ -215,7 +242,7 @@ struct NormalBody {
 
   JAXKERN_HD void load(const NormalCall& call, int64_t flat, int32_t thread, Shared& shared,
                        Thread& state) {
-    const int64_t n = call.angle.n, slices = slices_of(n);
+    const int64_t n = call.angle.n;
     const int32_t parts = Columns::parts(call.layout);
     JAXKERN_UNROLL
     for (int32_t e = 0; e < Columns::kEntries; ++e) state.sums.entry[e] = 0;
@@ -223,15 +250,9 @@ struct NormalBody {
     state.count = state.mirrored = 0;
     state.part = Columns::part_of(static_cast<int32_t>(flat % parts));
     state.tail = flat % parts == 0;
-    state.slice = flat / parts % slices;
-    state.sample = call.first + flat / parts / slices % call.count;
-    state.block = flat / parts / slices / call.count;  // blocks with the longest rows first
-    const Angle& angle = call.angle.angles[state.sample];
-    state.row0 = angle.first_row + state.block * kRowBlock;
-    state.active = angle.first_row >= 0 && slice_has_points(call, state.slice, state.row0);
-    const int64_t remaining = call.angle.rows - state.block * kRowBlock;
-    state.rows = static_cast<int32_t>(remaining < kRowBlock ? remaining : kRowBlock);
+    static_cast<NormalUnit&>(state) = normal_unit(call, flat / parts);
     if (!state.active) return;
+    const Angle& angle = call.angle.angles[state.sample];
     const double* const tables = tables_of(call.angle, state.sample);
     if (thread < state.rows) {
       shared.frame[thread] = frame_at(tables, n, call.angle.power, state.row0 + thread);
@@ -245,10 +266,6 @@ struct NormalBody {
     }
   }
 
-  JAXKERN_HD uint8_t keep(const NormalCall& call, const Angle& angle, int64_t i) {
-    return static_cast<const uint8_t*>(call.angle.operands.data[kKeep])[angle.keep + i] != 0;
-  }
-
   JAXKERN_HD void accumulate(const NormalCall& call, int32_t thread, const Shared& shared,
                              Thread& state) {
     const int64_t n = call.angle.n, columns = slice_columns(n);
@@ -258,10 +275,7 @@ struct NormalBody {
     const double inverse = 1 / angle.sigma;
     const int64_t end = n < (state.slice + 1) * columns ? n : (state.slice + 1) * columns;
     for (int64_t j = state.slice * columns + thread; j < end; j += kNormalThreads) {
-      int32_t rows = state.rows;
-      if (call.symmetric != Symmetric::kNo && j - state.row0 < rows) {
-        rows = static_cast<int32_t>(j > state.row0 ? j - state.row0 : 0);
-      }
+      const int32_t rows = rows_of_column(call, state, j);
       if (rows == 0 || !keep(call, angle, j)) continue;
       const Frame column = frame_at(tables, n, call.angle.power, j);
       double column_table[kTables];

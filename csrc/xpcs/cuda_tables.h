@@ -14,12 +14,15 @@
 
 namespace jaxkern::xpcs {
 
-// The operands of all ops except g2_at; null if an op does not have one.
+// The operands of all ops except g2_at; null if an op does not have one. A and X are the decays and
+// phases of a model of components.
 enum AngleOperand : int {
   kPhaseA,
   kPhaseX,
   kTablesA,  // tangents_A, or dA as one table
   kTablesX,
+  kWeights,  // of components, like the next
+  kTablesWeight,
   kContrast,
   kOffset,
   kTangentContrast,
@@ -47,17 +50,26 @@ struct AngleCall {
   bool single = false;  // the reals are float, not double
   int32_t power = 4;
   int32_t tables_a = 0, tables_x = 0;
+  int32_t components = 0;  // if not 0, tables_a is the number of all tangent tables, tables_x is 0
   int32_t sigma_rank = 0;
   int64_t n = 0, rows = 0, samples = 0;
   Angle* angles = nullptr;   // [samples]
-  double* tables = nullptr;  // [samples][4 + tables_a + tables_x][n]
+  double* tables = nullptr;  // [samples][model_tables + tables_a + tables_x][n]
+  // Of models of components, or null: whether a tangent table is not all zeros. Then the number of
+  // such tables, and these tables. [samples][1 + tables_a], initially zeros.
+  int32_t* nonzero = nullptr;
 };
 
 // Indices of an angle's tables; those of the tangents follow.
 enum Table : int { kTableA, kTableX, kTableSin, kTableCos, kTableTangents };
 
+// A component has A, exp(B) cos P and exp(B) sin P. Its tangent tables are [parameters][kind][c].
+JAXKERN_HD int32_t model_tables(const AngleCall& call) {
+  return call.components == 0 ? kTableTangents : kComponentTables * call.components;
+}
+
 JAXKERN_HD int64_t tables_size(const AngleCall& call) {
-  return (kTableTangents + call.tables_a + call.tables_x) * call.n;
+  return (model_tables(call) + call.tables_a + call.tables_x) * call.n;
 }
 
 JAXKERN_HD const double* tables_of(const AngleCall& call, int64_t sample) {
@@ -72,6 +84,45 @@ JAXKERN_HD double operand_real(const AngleCall& call, const BatchOffsets<kAngleO
                                AngleOperand which, int64_t index, double absent) {
   if (call.operands.data[which] == nullptr) return absent;
   return Reals{call.operands.data[which], call.single}[at.element[which] + index];
+}
+
+// Frame i of the tables of a model of components.
+JAXKERN_HD void prepare_components(const AngleCall& call, const BatchOffsets<kAngleOperands>& at,
+                                   int64_t sample, int64_t i, double* tables) {
+  const int64_t n = call.n;
+  const int32_t count = call.components;
+  for (int32_t c = 0; c < count; ++c) {
+    double* const own = tables + kComponentTables * c * n + i;
+    const double weight = exp(operand_real(call, at, kWeights, c * n + i, 0));
+    const double phase = operand_real(call, at, kPhaseX, c * n + i, 0);
+    own[0] = operand_real(call, at, kPhaseA, c * n + i, 0);
+    own[n] = weight * cos(phase);
+    own[2 * n] = weight * sin(phase);
+  }
+  for (int32_t t = 0; t < call.tables_a; ++t) {
+    const int32_t kind = t / count % kComponentTables;
+    const int64_t from = t / count / kComponentTables * count + t % count;
+    const double value = operand_real(call, at,
+                                      kind == kWeightTable  ? kTablesWeight
+                                      : kind == kDecayTable ? kTablesA
+                                                            : kTablesX,
+                                      from * n + i, 0);
+    tables[(model_tables(call) + t) * n + i] = value;
+    // Threads that write the same word write the same value.
+    if (call.nonzero != nullptr && value != 0) {
+      call.nonzero[sample * (1 + call.tables_a) + 1 + t] = 1;
+    }
+  }
+}
+
+// Replaces the flags of one sample by the list.
+JAXKERN_HD void list_nonzero(const AngleCall& call, int64_t sample) {
+  int32_t* const list = call.nonzero + sample * (1 + call.tables_a);
+  int32_t count = 0;
+  for (int32_t t = 0; t < call.tables_a; ++t) {
+    if (list[1 + t] != 0) list[1 + count++] = t;
+  }
+  list[0] = count;
 }
 
 // Frame `flat % n` of angle `flat / n`; the thread of the first frame also writes the scalars.
@@ -101,6 +152,7 @@ JAXKERN_HD void prepare_angle(const AngleCall& call, int64_t flat) {
   }
   if (n == 0) return;
   double* const tables = call.tables + sample * tables_size(call);
+  if (call.components != 0) return prepare_components(call, at, sample, i, tables);
   tables[kTableA * n + i] = operand_real(call, at, kPhaseA, i, 0);
   if (call.power != 0) {
     const double x = operand_real(call, at, kPhaseX, i, 0);

@@ -350,4 +350,3 @@ ffi::Error on_cpu(const Op& operands, ffi::ThreadPool pool) {
 #define JAXKERN_XPCS_ON_CPU(name, target) \
   JAXKERN_CPU_HANDLER(name, jaxkern::xpcs::on_cpu<jaxkern::xpcs::name>)
 JAXKERN_XPCS_OPS(JAXKERN_XPCS_ON_CPU)
-JAXKERN_XPCS_CPU_OPS(JAXKERN_XPCS_ON_CPU)

@@ -93,6 +93,7 @@ struct MatrixWork {
 
 // The largest number of components of a model, and of parameters of its normal equations.
 constexpr int32_t kMaxComponents = 8, kMaxComponentParameters = 32;
+constexpr int32_t kMaxBasis = 2 + kMaxComponentParameters;
 
 // The tables of a component with the logarithm of the weight B, decay A and phase P; see
 // components-inl.h.

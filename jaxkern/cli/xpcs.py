@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jaxkern.cli.output import INTERRUPTED, PATH, combine, flag, json_option, option, print_json
+from jaxkern.cli.xpcs_average import average
 from jaxkern.cli.xpcs_command import XpcsCommand, command_options, print_warnings, report, written
 from jaxkern.cli.xpcs_correlate import correlate
 from jaxkern.cli.xpcs_fit_g2 import fit_g2
+from jaxkern.cli.xpcs_fit_many import fit_table, is_many, many_options
 from jaxkern.cli.xpcs_pages import frame_shape as parse_frame_shape
 from jaxkern.cli.xpcs_pages import inspect
 from jaxkern.cli.xpcs_pages import report as report_page
@@ -54,6 +56,7 @@ def xpcs() -> None:
     """Correlate frames; simulate, fit and plot two-time correlations."""
 
 
+xpcs.add_command(average)
 xpcs.add_command(correlate)
 xpcs.add_command(fit_g2)
 xpcs.add_command(inspect)
@@ -154,11 +157,12 @@ def simulate(**values: Any) -> int:
 
 @xpcs.command(cls=XpcsCommand)
 @flag("--no-plots", "Write no plots.")
+@many_options
 @_config_options
 def fit(**values: Any) -> int:
-    """Fit a data set.
+    """Fit a data set, or many with --many, --rings or --windows.
 
-    Exits with 1 if the fit does not converge or does not describe the data.
+    Exits with 1 if a fit does not converge or does not describe the data.
     """
     from jaxkern.xpcs.analysis import run as analysis
     from jaxkern.xpcs.fitting.result import FitInterrupted
@@ -167,6 +171,8 @@ def fit(**values: Any) -> int:
     saved = "nothing was saved"
     try:
         config = _load_settings(options)
+        if is_many(options):
+            return fit_table(config, options)
         with analysis.open_measurement(config, options.config.parent) as measurement:
             _print_measurement(measurement, options.quiet)
             with warnings.catch_warnings():
@@ -204,6 +210,45 @@ def fit(**values: Any) -> int:
         first = config.analysis.frames.start
         print(f"(frame 0 of the fit is number {first} of analysis.frames)", file=sys.stderr)
     return 0 if result.success else 1
+
+
+@xpcs.command(cls=XpcsCommand)
+@option("--chains", "N", "Number of chains.", default=4)
+@option("--warmup", "N", "Steps of adaptation of each chain.", default=200)
+@option("--draws", "N", "Draws of each chain.", default=500)
+@option("--seed", "N", "Seed of the chains.", default=0)
+@_config_options
+def posterior(chains: int, warmup: int, draws: int, seed: int, **values: Any) -> int:
+    """Fit a data set, and sample the posterior of its parameters with NumPyro's NUTS.
+
+    Writes a table, the samples, a corner plot, and with arviz-base a file for ArviZ. Exits with 1
+    if the fit fails or the chains do not mix (R-hat above 1.05).
+    """
+    import numpyro  # noqa: F401  # before the fit
+
+    from jaxkern.xpcs.analysis import run as analysis
+
+    options = SimpleNamespace(**values)
+    config = _load_settings(options)
+    with analysis.open_measurement(config, options.config.parent) as measurement:
+        _print_measurement(measurement, options.quiet)
+        result = analysis.fit_measurement(
+            config, measurement, options.output_dir, progress=not options.quiet
+        )
+        if not result.success:
+            print(f"the fit did not succeed: {result.message}", file=sys.stderr)
+            return 1
+        sampled = analysis.sample_posterior(
+            config, measurement, result, chains=chains, warmup=warmup, draws=draws, seed=seed,
+            progress=not options.quiet,
+        )  # fmt: skip
+        paths = analysis.save(config, measurement, result, options.output_dir)
+    paths += sampled.save(options.output_dir)
+    report(options, {"table": sampled.table, "files": paths}, sampled, written(paths))
+    if sampled.rhat.max() <= 1.05:
+        return 0
+    print("the chains do not mix: use more --warmup and --draws", file=sys.stderr)
+    return 1
 
 
 @xpcs.command(cls=XpcsCommand)

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -89,6 +90,48 @@ def remove_leftovers(path: Path) -> None:
             with contextlib.suppress(OSError), leftover.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 leftover.unlink()
+
+
+class OutputInUse(OSError):
+    """Another process writes the same output."""
+
+
+@contextlib.contextmanager
+def lock_output(path: Path, seconds: float = 0.5) -> Iterator[None]:
+    """Lock an output in this context, by a file ``PATH.lock`` that exists during the context.
+
+    The system releases the lock of a killed process; its file is used again. A missing folder is
+    created. Raises `OutputInUse` if another process has the lock for `seconds`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock, end = path.with_name(f"{path.name}.lock"), time.monotonic() + seconds
+    while True:
+        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        if _acquire(file, lock):
+            break
+        os.close(file)
+        if time.monotonic() > end:
+            raise OutputInUse(f"another process writes {path}")
+        time.sleep(0.05)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)  # before the lock is released
+        os.close(file)
+
+
+def _acquire(file: int, lock: Path) -> bool:
+    """Lock an open file; False if it is locked, or if its last owner has removed it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system does not support locks
+        return True
+    try:
+        return os.path.samestat(os.fstat(file), lock.stat())
+    except FileNotFoundError:
+        return False
 
 
 def publish(temporary: Path, path: Path, overwrite: bool = True) -> None:

@@ -1,7 +1,9 @@
 """XPCS: two-time correlations, their normal equations, and fits in constant memory."""
 
 from jaxkern.core.memory import memory_limit
+from jaxkern.xpcs.analysis.averaging import AveragedResults, average_results
 from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
+from jaxkern.xpcs.analysis.fit_many import FitOutcome, ManyFits, fit_many
 from jaxkern.xpcs.analysis.many import CorrelatedFiles, FileOutcome, correlate_files
 from jaxkern.xpcs.analysis.settings import Config, ConfigError, load_config, template
 from jaxkern.xpcs.correlators.checks import CorrelationWarning
@@ -49,6 +51,7 @@ from jaxkern.xpcs.fitting.options import (
     StreamingOptions,
     estimate_memory,
 )
+from jaxkern.xpcs.fitting.posterior import Posterior, posterior
 from jaxkern.xpcs.fitting.profile import Profile
 from jaxkern.xpcs.fitting.result import (
     FitInterrupted,
@@ -89,6 +92,7 @@ __all__ = [
     "ApsFile",
     "ApsFormatError",
     "ApsWriter",
+    "AveragedResults",
     "BadDataError",
     "CheckpointError",
     "ComponentTables",
@@ -105,6 +109,7 @@ __all__ = [
     "Events",
     "FileOutcome",
     "FitInterrupted",
+    "FitOutcome",
     "FitResult",
     "FitTimings",
     "FrameSource",
@@ -113,6 +118,7 @@ __all__ = [
     "GrowingFrames",
     "LaminarFlow",
     "LiveMultiTau",
+    "ManyFits",
     "MemoryEstimate",
     "Model",
     "MultiTauResult",
@@ -121,6 +127,7 @@ __all__ = [
     "Overview",
     "Parameter",
     "PixelCorrelations",
+    "Posterior",
     "PowerLaw",
     "Prepared",
     "Profile",
@@ -140,12 +147,14 @@ __all__ = [
     "as_frames",
     "as_source",
     "assemble",
+    "average_results",
     "correct_diagonal",
     "correlate_files",
     "curve_fit",
     "estimate_memory",
     "fit",
     "fit_g2",
+    "fit_many",
     "frame_window",
     "frames_to_keep",
     "g2",
@@ -164,6 +173,7 @@ __all__ = [
     "normal_equations",
     "open_frames",
     "plot_correlations",
+    "posterior",
     "read_mask",
     "read_results",
     "residual",

@@ -13,31 +13,6 @@
 namespace jaxkern::xpcs::testing {
 namespace {
 
-using Long = long double;
-
-struct Report {
-  uint64_t seed;
-  bool single;
-  int failures = 0;
-  // `magnitude` is the sum of the magnitudes of all terms; float results have one more rounding.
-  void check(const char* what, int64_t at, double got, Long expected, Long magnitude) {
-    const Long allowed = 1e-12L * magnitude + (single ? 1e-7L * std::abs(expected) : 0);
-    if (std::abs(got - expected) <= allowed && !std::isnan(got)) return;
-    if (failures++ < 3) {
-      std::printf("seed %" PRIu64 " (%s): %s at %" PRId64 " is %.17g, expected %.17Lg\n", seed,
-                  single ? "float" : "double", what, at, got, expected);
-    }
-  }
-};
-
-std::vector<double> random_reals(Random& random, int64_t count, bool single) {
-  std::vector<double> values(count);
-  for (double& v : values) {
-    v = rounded(single, std::uniform_real_distribution<double>(-2, 2)(random));
-  }
-  return values;
-}
-
 template <typename Real>
 void check_matrix(const Case (&cases)[2], Random& random, Batch& batch, Report& report) {
   const int64_t n = cases[0].n;
@@ -72,26 +47,26 @@ void check_matrix(const Case (&cases)[2], Random& random, Batch& batch, Report& 
   call.angle = angle;
   RealArray g2(single, 2 * n * n), tangent(single, 2 * n * n), residual(single, 2 * n * n);
   call.out = g2.data();
-  run_matrix<MatrixOp::kG2, Real>(call);
+  run_matrix<MatrixBody<MatrixOp::kG2, Real>>(call);
   call.out = tangent.data();
-  run_matrix<MatrixOp::kTangent, Real>(call);
+  run_matrix<MatrixBody<MatrixOp::kTangent, Real>>(call);
   batch.set(call.angle.operands, kData, data[0], data[1]);
   call.out = residual.data();
-  run_matrix<MatrixOp::kResidual, Real>(call);
+  run_matrix<MatrixBody<MatrixOp::kResidual, Real>>(call);
 
   CotangentCall back;
   back.angle = angle;
   back.angle.tables_a = back.angle.tables_x = 0;
   batch.set(back.angle.operands, kData, g[0], g[1]);
-  std::vector<double> sums(2 * cotangent_pieces(back) * kCotangentSums * n, std::nan(""));
+  std::vector<double> sums(2 * cotangent_pieces(back) * (back.slopes + 2) * n, std::nan(""));
   RealArray bar_a(single, 2 * n), bar_x(single, 2 * n), bar_c(single, int64_t{2}),
       bar_o(single, int64_t{2});
   back.sums = sums.data();
-  back.phase_a = bar_a.data();
-  back.phase_x = bar_x.data();
+  back.bars[0] = bar_a.data();
+  back.bars[1] = bar_x.data();
   back.contrast = bar_c.data();
   back.offset = bar_o.data();
-  run_cotangent<Real>(back);
+  run_cotangent<Real, LaminarSlopes>(back);
 
   for (int s = 0; s < 2; ++s) {
     const Case& c = cases[s];
@@ -166,62 +141,6 @@ void check_points(const Case (&cases)[2], Random& random, Batch& batch, Report& 
     c.a = cases[0].a;
     report.check("g2_at", k, out[k], c.offset + c.contrast * model_of(c, at[1], at[2]).f, 2);
   }
-}
-
-template <typename T>
-void set_data(AngleCall* call, Batch& batch, const std::vector<T>& first,
-              const std::vector<T>& second) {
-  batch.set_raw(call->operands, kData, first, second);
-}
-
-NormalCall normal_call(const Case (&cases)[2], bool single, Batch& batch) {
-  const Case &c = cases[0], &d = cases[1];
-  NormalCall call = {};
-  AngleCall& angle = call.angle;
-  angle = angle_call(c, d, single, batch);
-  angle.rows = c.rows;
-  angle.tables_a = c.layout.tables_a;
-  angle.tables_x = c.layout.tables_x;
-  const auto half = [&](const Case& of, bool shear) {
-    const auto middle = of.tables.begin() + c.layout.tables_a * c.n;
-    return shear ? std::vector<double>(middle, of.tables.end())
-                 : std::vector<double>(of.tables.begin(), middle);
-  };
-  batch.set(angle.operands, kTablesA, half(c, false), half(d, false));
-  batch.set(angle.operands, kTablesX, half(c, true), half(d, true));
-  if (c.type == DataType::kF64) set_data(&angle, batch, c.data64, d.data64);
-  if (c.type == DataType::kF32) set_data(&angle, batch, c.data32, d.data32);
-  if (c.type == DataType::kF16 || c.type == DataType::kU16) {
-    set_data(&angle, batch, c.data16, d.data16);
-  }
-  batch.set(angle.operands, kQuantization, {c.step, c.zero}, {d.step, d.zero});
-  angle.sigma_rank = c.sigmas.empty() ? 0 : 2;
-  if (c.sigmas.empty()) {
-    batch.set(angle.operands, kSigma, {c.sigma}, {d.sigma});
-  } else {
-    batch.set(angle.operands, kSigma, c.sigmas, d.sigmas);
-  }
-  batch.set_raw(angle.operands, kKeep, c.keep, d.keep);
-  batch.set(angle.operands, kFScale, {c.f_scale}, {d.f_scale});
-  batch.set_raw<int32_t>(angle.operands, kFirstRow, {static_cast<int32_t>(c.first_row)},
-                         {static_cast<int32_t>(d.first_row)});
-  call.layout = c.layout;
-  call.data_type = c.type;
-  call.loss = c.loss;
-  call.symmetric = c.symmetric;
-  return call;
-}
-
-RealArray states(NormalCall call, bool single, Kept kept, int64_t chunk) {
-  Made made;
-  make_room(&call.angle, &made);
-  std::vector<double> blocks(
-      chunk * row_blocks(call) * slices_of(call.angle.n) * call.layout.size(), std::nan(""));
-  RealArray out(single, int64_t{2} * call.layout.size());
-  call.blocks = blocks.data();
-  call.state = out.data();
-  run_normal(call, kept, chunk);
-  return out;
 }
 
 // The same with the rows in two calls, where the second starts from the first state, in double.

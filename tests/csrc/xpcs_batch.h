@@ -159,6 +159,7 @@ inline Case variant(const Case& first, Batch& batch, bool single) {
 struct Made {
   std::vector<Angle> angles;
   std::vector<double> tables;
+  std::vector<int32_t> nonzero;
 };
 
 inline AngleCall angle_call(const Case& first, const Case& second, bool single, Batch& batch) {
@@ -181,6 +182,8 @@ inline void make_room(AngleCall* call, Made* made) {
   made->tables.assign(call->samples * tables_size(*call), std::nan(""));
   call->angles = made->angles.data();
   call->tables = made->tables.data();
+  made->nonzero.assign(call->samples * (1 + call->tables_a), -1);
+  if (call->components != 0) call->nonzero = made->nonzero.data();
 }
 
 }  // namespace jaxkern::xpcs::testing

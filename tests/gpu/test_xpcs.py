@@ -256,6 +256,65 @@ def _model(n: int) -> Any:
     return jk.xpcs.LaminarFlow(geometry)
 
 
+def _component_tables(count: int, n: int, dtype: Any) -> list[Any]:
+    """Return B [1, count, n], A and P [2, count, n] of components, contrast and offset."""
+    random = np.random.default_rng(count)
+    weight = random.uniform(-2, 0, (1, count, n))
+    decay, phase = np.cumsum(random.random((2, 2, count, n)), 3) * 4 / n
+    contrast, offset = random.uniform(0.1, 0.4, 2), random.uniform(0.9, 1.1, 2)
+    return [x.astype(dtype) for x in (weight, decay, 10 * phase, contrast, offset)]
+
+
+@pytest.mark.parametrize(
+    ("count", "n", "dtype"), [(2, 200, np.float64), (2, 63, np.float32), (5, 130, np.float64)]
+)
+def test_components(device: Any, host: Any, count: int, n: int, dtype: Any) -> None:
+    random = np.random.default_rng(n)
+    *tables, contrast, offset = _component_tables(count, n, dtype)
+    tangents = [random.standard_normal((2, count, n)).astype(dtype) for _ in tables]
+    data = random.uniform(0.9, 1.5, (2, n, n)).astype(dtype)
+    sigma = np.full(2, 0.1, dtype)
+
+    def matrices(*x: Any) -> Any:
+        one = x[:4], x[4], x[5:8], x[8:]
+        model, offset, tangents, (data, sigma) = one
+        scalars = model[3], offset
+        return (
+            ops.component_g2(*model, offset, batch_dims=1),
+            ops.component_g2_tangent(*model, *tangents, *scalars, batch_dims=1),
+            ops.component_residual(*model, offset, data, sigma, batch_dims=1, sigma_rank=0),
+        )
+
+    scale = 100.0 * count**2
+    operands = *tables, contrast, offset, *tangents, data, sigma
+    _three_ways(device, host, matrices, *operands, scale=scale)
+    back = lambda *x: ops.component_g2_cotangent(*x, batch_dims=1)  # noqa: E731
+    _three_ways(device, host, back, *tables, contrast, data, scale=scale * n * n)
+
+
+@pytest.mark.parametrize(("count", "parameters"), [(2, 14), (1, 0), (3, 32)])
+@pytest.mark.parametrize("symmetric", [0, 1, 2])
+def test_states_of_components(
+    device: Any, host: Any, count: int, parameters: int, symmetric: int
+) -> None:
+    n, random = 150, np.random.default_rng(parameters)
+    *tables, contrast, offset = _component_tables(count, n, np.float64)
+    tangents = random.standard_normal((3, 2, parameters, count, n))
+    tangents[:, :, ::2, 0] = 0  # tables of zeros are left out
+    measured = _normal(n, data=np.float32)
+    rest = [measured[k][:2] for k in ("data", "quantization", "sigma", "keep", "f_scale")]
+    operands = [*tables, *tangents, contrast, offset, *rest, measured["first_row"]]
+    operands.append(np.zeros((2, ops.state_size(parameters, 0))))
+    options = {"loss": 1, "symmetric": symmetric, "sigma_rank": 0}
+    fn = lambda *x: ops.component_normal_equations(*x, batch_dims=1, **options)  # noqa: E731
+    # The number of mirrored points depends on the tiles.
+    some = lambda *x: fn(*x)[:, :-1]  # noqa: E731
+    expected = on(host, "native", fn, *operands)
+    scale = _scale(expected, (parameters, 0)) + 1e-3 * np.abs(expected[:, :1])
+    got = _three_ways(device, host, some, *operands, scale=scale[:, :-1])
+    np.testing.assert_array_equal(got, on(device, "native", some, *operands))
+
+
 def test_gradients_of_a_model(device: Any, host: Any) -> None:
     model = _model(120)
     data = np.random.default_rng(0).uniform(0.9, 1.5, (5, 120, 120))

@@ -28,7 +28,7 @@ from distributed import (
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.memory import GIB, memory_limit
-from jaxkern.core.paths import home_path
+from jaxkern.core.paths import OutputInUse, home_path
 from jaxkern.core.registry import module, set_max_workers
 from jaxkern.core.threads import num_threads
 
@@ -160,6 +160,8 @@ def _on_workers(
                 future.release()
                 if isinstance(result, KilledWorker) and attempts != _ALONE:
                     given_up.append(task)
+                elif isinstance(result, OutputInUse):
+                    waiting.append((task, attempts))
                 elif isinstance(result, Exception) and 0 <= attempts < retries:
                     waiting.append((task, attempts + 1))
                 else:

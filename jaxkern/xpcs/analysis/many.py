@@ -13,12 +13,13 @@ from typing import Any, Literal, NamedTuple
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.paths import home_path, remove_leftovers
+from jaxkern.core.paths import OutputInUse, home_path, lock_output, remove_leftovers
 from jaxkern.core.progress import ProgressBar
+from jaxkern.core.tables import Row
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlate import CorrelationChoices, correlate_file
 from jaxkern.xpcs.analysis.correlation_plots import LAST_PLOT
-from jaxkern.xpcs.analysis.results_table import Row, table_rows, table_text, write_table
+from jaxkern.xpcs.analysis.results_table import table_rows, table_text, write_table
 from jaxkern.xpcs.correlators.checks import HotPixels
 from jaxkern.xpcs.detectors.opening import SUFFIXES, frame_files
 from jaxkern.xpcs.detectors.qmap import QMap, masked_map
@@ -113,12 +114,18 @@ def file_tasks(
 def run_in_turn(
     run: Callable[[Any, Any], Any], tasks: Sequence[Any], common: Any, retries: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield each task with the result of ``run(task, common)``, or its exception after retries."""
+    """Yield each task with the result of ``run(task, common)``, or its exception after retries.
+
+    Tasks whose output another process writes are postponed.
+    """
     waiting = deque((task, 0) for task in tasks)
     while waiting:
         task, attempts = waiting.popleft()
         try:
             result = run(task, common)
+        except OutputInUse:
+            waiting.append((task, attempts))
+            continue
         except Exception as error:
             if attempts < retries:
                 waiting.append((task, attempts + 1))
@@ -132,15 +139,16 @@ def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
     version = common.provenance["jaxkern"]
     if version != __version__:
         raise RuntimeError(f"expected jaxkern {version} on the worker, got {__version__}")
-    remove_incomplete([task])
-    # A worker may have been killed after finishing the file and before reporting it.
-    rows = common.check_finished(task)
-    if isinstance(rows, str):
-        if task.plots is not None:  # remove plots of earlier results
-            (task.plots / LAST_PLOT).unlink(missing_ok=True)
-        plots: Any = {"plots": task.plots, "plot_all": common.plot_all}
-        correlate_file(task.file, common.qmap, task.output, common.choices, **plots)
-        rows = _rows_of_results(task.output)
+    with lock_output(task.output):
+        remove_incomplete([task])
+        # Another process, or a worker that was killed before its report, may have finished it.
+        rows = common.check_finished(task)
+        if isinstance(rows, str):
+            if task.plots is not None:  # remove plots of earlier results
+                (task.plots / LAST_PLOT).unlink(missing_ok=True)
+            plots: Any = {"plots": task.plots, "plot_all": common.plot_all}
+            correlate_file(task.file, common.qmap, task.output, common.choices, **plots)
+            rows = _rows_of_results(task.output)
     return rows
 
 
@@ -280,7 +288,8 @@ def correlate_files(
 
     Results are written atomically, with their provenance: name, size and time of the file, the map,
     the arguments and the version of jaxkern. A file whose results exist with the same provenance is
-    skipped, so that an interrupted run can be resumed.
+    skipped, so that an interrupted run can be resumed. Several processes may share a folder: each
+    file is correlated by one of them.
 
     Args:
       files: paths, or a folder for all of its files with a known suffix, except files that end in
@@ -349,7 +358,7 @@ def correlate_files(
     )
     choices = CorrelationChoices(*selection, *options)
     check_integer("retries", retries, 0)
-    runner = _engine(engine, scheduler, workers)
+    runner = choose_engine(engine, scheduler, workers)
     paths = (qmap, mask, blemish, choices.metadata)
     inputs = [home_path(x).absolute() for x in paths if isinstance(x, str | os.PathLike)]
     qmap = masked_map(qmap if isinstance(qmap, QMap) else QMap.read(inputs[0]), mask, blemish)
@@ -379,13 +388,13 @@ def correlate_files(
             run_all = stack.enter_context(runner)
             for task, result in run_all(run_task, pending, common, retries):
                 failed = isinstance(result, BaseException)
-                known: Any = {"error": _describe(result)} if failed else {"rows": result}
+                known: Any = {"error": describe_error(result)} if failed else {"rows": result}
                 status, reason = "failed" if failed else "done", str(before[task.output])
                 on_outcome(FileOutcome(task.file, task.output, status, reason, **known))
     return CorrelatedFiles(tuple(outcomes[task.output] for task in tasks))
 
 
-def _engine(
+def choose_engine(
     engine: Any, scheduler: str | None, workers: int | None
 ) -> contextlib.AbstractContextManager[_RunAll]:
     """Return a context of a function that runs the tasks; it starts when it is entered."""
@@ -406,6 +415,6 @@ def _engine(
     return dask_engine.open_engine(engine, scheduler, workers)
 
 
-def _describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     known = isinstance(error, ValueError | OSError | MemoryError | ImportError) and str(error)
     return str(error) if known else f"{type(error).__name__}: {error}"

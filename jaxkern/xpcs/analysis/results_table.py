@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxkern.core.paths import atomic_write
+from jaxkern.core.tables import Row, import_pyarrow
 from jaxkern.xpcs.correlators.results import MultiTauResult
 
 #: columns and their types in Parquet
@@ -27,8 +27,6 @@ COLUMNS = {
 SUFFIXES = (".csv", ".parquet")
 # The baseline is the mean of g2 at this number of last delays.
 _LAST = 4
-
-Row = dict[str, Any]
 
 
 def table_rows(
@@ -88,7 +86,7 @@ def check_table(path: Path) -> None:
     if path.is_dir():
         raise IsADirectoryError(f"table: expected a file, got the folder {path}")
     if path.suffix.lower() == ".parquet":
-        _pyarrow("pyarrow")
+        import_pyarrow("pyarrow")
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> Path:
@@ -101,19 +99,10 @@ def write_table(path: Path, rows: Sequence[Row]) -> Path:
                 writer.writeheader()
                 writer.writerows(rows)
         else:
-            arrow, parquet = _pyarrow("pyarrow"), _pyarrow("pyarrow.parquet")
+            arrow, parquet = import_pyarrow("pyarrow"), import_pyarrow("pyarrow.parquet")
             schema = arrow.schema([(name, getattr(arrow, t)()) for name, t in COLUMNS.items()])
             parquet.write_table(arrow.Table.from_pylist(list(rows), schema), temporary)
     return path
-
-
-def _pyarrow(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "pyarrow is missing; pip install 'jaxkern-native[parquet]', or use .csv"
-        ) from error
 
 
 def table_text(rows: Sequence[Row], most: int = 20) -> str:

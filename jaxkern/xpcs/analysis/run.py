@@ -29,6 +29,7 @@ from jaxkern.xpcs.files.simulation import check_room, simulate_to_file
 from jaxkern.xpcs.fitting.fit import fit
 from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions, StreamingOptions
 from jaxkern.xpcs.fitting.parameters import physics_vector
+from jaxkern.xpcs.fitting.posterior import Posterior, posterior
 from jaxkern.xpcs.fitting.result import FitResult, load_result, save_result
 from jaxkern.xpcs.model.components import TwoComponent
 from jaxkern.xpcs.model.models import Geometry, LaminarFlow, Model, Static, StaticIsotropic
@@ -130,6 +131,19 @@ def fit_measurement(
         errors=ErrorOptions(how.errors, how.absolute_sigma),
         streaming=StreamingOptions(**streaming),
         progress=progress,
+    )
+
+
+def sample_posterior(
+    config: Config, measurement: OpenMeasurement, result: FitResult, **options: Any
+) -> Posterior:
+    """Sample the posterior of a fit with the settings; `options` are those of `posterior`."""
+    return posterior(
+        measurement.model,
+        measurement.data,
+        result,
+        bounds=config.initial_parameters.bounds or None,
+        **options,
     )
 
 

@@ -101,6 +101,12 @@ def read_results(path: str | Path, bins: Sequence[int] | None = None) -> Correla
             return CorrelationResults(multitau, twotime, _read_metadata(file))
 
 
+def read_g2(path: Path) -> CorrelationResults:
+    """Read a file of results without its two-time correlations."""
+    with open_hdf5(path, ApsFormatError) as file, format_errors(path):
+        return CorrelationResults(_read_common(file, path)[2], None, _read_metadata(file))
+
+
 def read_summary(path: Path) -> tuple[MultiTauResult | None, dict[int, int], tuple[str, ...]]:
     """Read a file of results without its two-time correlations.
 

@@ -21,8 +21,15 @@ from jaxkern.core.memory import anonymous_bytes
 from jaxkern.xpcs.files import sources
 from jaxkern.xpcs.fitting.data import BadDataError, Chunk, FitData
 from jaxkern.xpcs.fitting.sampling import Noise
-from jaxkern.xpcs.model.components import ComponentTables
-from jaxkern.xpcs.model.models import Model, Tables
+from jaxkern.xpcs.model.components import ComponentTables, TwoComponent
+from jaxkern.xpcs.model.models import (
+    Geometry,
+    LaminarFlow,
+    Model,
+    Static,
+    StaticIsotropic,
+    Tables,
+)
 from jaxkern.xpcs.model.normal import accumulate, sums_of_angles, table_ranks
 from jaxkern.xpcs.model.ops import state_size
 from jaxkern.xpcs.model.twin import ROW_BLOCK, SIGMA_FLOOR
@@ -31,7 +38,9 @@ Array = NDArray[np.float64]
 
 # Larger numbers are not measurements, and their squares may overflow.
 MAX_VALUE = 1e100
-# Models with equal numbers are equal, so later fits of the same kind reuse these programs.
+# Later fits of the same kind reuse these programs. Those of the first models are the same for all
+# geometries of a shape; those of other models depend on functions of the user.
+_BUILT_IN = (Static, StaticIsotropic, LaminarFlow, TwoComponent)
 _compiled: LruCache[Callable[..., Any]] = LruCache(64)
 # XLA's optimizer dominates the time of a fit of a short series, but speeds up long series.
 _SHORT_SERIES = 1024
@@ -156,7 +165,10 @@ class PassProgram:
     ) -> Callable[..., Any]:
         layout = tuple((x.shape, x.dtype) for x in jax.tree.leaves(operands))
         settings = (self._loss, self._symmetric, self.sharding, current_backend())
-        key = (name, self.model, settings, layout)
+        model: Any = self.model
+        if type(model) in _BUILT_IN and name != "sharded":
+            model = type(model), model.shear_power
+        key = (name, model, settings, layout)
         program = _compiled.get(key)
         if program is None:
             start = time.perf_counter()
@@ -170,8 +182,18 @@ class PassProgram:
         """Return the arrays of the model's tables at physics parameters [p], on the device."""
         model = self.model
         fast = jax.default_backend() == "cpu" and model.geometry.n_t <= _SHORT_SERIES
-        program = self._program("tables", lambda p: model.tables(p).arrays, fast, params)
-        tables: tuple[Any, ...] = program(params)
+        if type(model) not in _BUILT_IN:
+            program = self._program("tables", lambda p: model.tables(p).arrays, fast, params)
+            tables: tuple[Any, ...] = program(params)
+            return tables
+        power = (model.shear_power,) if isinstance(model, LaminarFlow) else ()
+
+        def compute(p: Any, numbers: tuple[Any, ...]) -> tuple[Any, ...]:
+            traced: Any = type(model)
+            return tuple(traced(Geometry.from_tracers(numbers), *power).tables(p).arrays)
+
+        operands = params, model.geometry.numbers
+        tables = self._program("tables", compute, fast, *operands)(*operands)
         return tables
 
     def host_tables(self, params: Array) -> HostTables:

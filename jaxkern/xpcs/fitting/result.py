@@ -222,11 +222,12 @@ def save_result(
     result: FitResult,
     geometry: Geometry,
     settings: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> tuple[Path, Path]:
     """Write ``results.json`` and ``results.npz`` into a directory, each atomically.
 
     The directory is created if missing. Both files contain the `geometry` of the model, the JSON
-    file also the `settings`, a configuration. Returns the two paths.
+    file also the `settings`, a configuration, and the `provenance`. Returns the two paths.
     """
     values = {item.name: getattr(result, item.name) for item in fields(result)}
     scalars = str, int, float, np.generic
@@ -248,6 +249,8 @@ def save_result(
         | {"phi": geometry.phi.tolist(), "frames": geometry.n_t},
         "settings": dict(settings or {}),
     }
+    if provenance is not None:
+        summary["provenance"] = dict(provenance)
     text, binary = _paths(directory)
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     arrays |= {"perr": result.perr, "perr_independent": result.perr_independent}

@@ -82,8 +82,23 @@ class Geometry:
     @property
     def times(self) -> np.ndarray:
         """Times [n_t] for the power laws, in s: t, at least max(half of the first step, 1e-8)."""
-        floor = max(abs(self.t[1] - self.t[0]) / 2, 1e-8)
-        return np.asarray(np.maximum(self.t, floor))
+        xp: Any = np if isinstance(self.t, np.ndarray) else jnp
+        floor = xp.maximum(abs(self.t[1] - self.t[0]) / 2, 1e-8)
+        return xp.maximum(self.t, floor)  # type: ignore[no-any-return]
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """q, gap, dt, t and phi, as operands of a program; a gap of None is no operand."""
+        gap = None if self.gap is None else np.float64(self.gap)
+        return np.float64(self.q), gap, np.float64(self.dt), self.t, self.phi
+
+    @classmethod
+    def from_tracers(cls, numbers: tuple[Any, ...]) -> Geometry:
+        """Return a geometry of tracers of `numbers`, without checks."""
+        geometry = object.__new__(cls)
+        for name, value in zip(("q", "gap", "dt", "t", "phi"), numbers, strict=True):
+            object.__setattr__(geometry, name, value)
+        return geometry
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Geometry) and self._key == other._key

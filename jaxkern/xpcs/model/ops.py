@@ -259,24 +259,24 @@ _PHASES = "weight:C,n decay:C,n phase:C,n"
 component_g2 = _op(
     component_twin.component_g2, f"{_PHASES} contrast: offset:", "n,n",
     cost=_per_point(_FLOPS_F, 1), jvp=functools.partial(_g2_jvp, "component"),
-    supports=_component_supports, platforms=("cpu",),
+    supports=_component_supports,
 )  # fmt: skip
 component_g2_tangent = _op(
     component_twin.component_g2_tangent,
     f"{_PHASES} contrast: dweight:C,n ddecay:C,n dphase:C,n dcontrast: doffset:", "n,n",
     cost=_per_point(_FLOPS_SLOPES + 8, 1),
     transpose=functools.partial(_tangent_transpose, "component"),
-    supports=_component_supports, platforms=("cpu",),
+    supports=_component_supports,
 )  # fmt: skip
 component_g2_cotangent = _op(
     component_twin.component_g2_cotangent, f"{_PHASES} contrast: G:n,n",
     "C,n", "C,n", "C,n", "", "", cost=_per_point(_FLOPS_SLOPES + 10, 1),
-    supports=_component_supports, platforms=("cpu",),
+    supports=_component_supports,
 )  # fmt: skip
 component_residual = _op(
     component_twin.component_residual, f"{_PHASES} contrast: offset: data:n,n sigma:n,n", "n,n",
     cost=_per_point(_FLOPS_F + 3, 3), jvp=functools.partial(_residual_jvp, "component"),
-    supports=_component_supports, platforms=("cpu",),
+    supports=_component_supports,
 )  # fmt: skip
 component_normal_equations = _op(
     component_twin.component_normal_equations,
@@ -286,5 +286,4 @@ component_normal_equations = _op(
     "S",
     supports=_component_normal_supports,
     cost=_component_normal_cost,
-    platforms=("cpu",),
 )

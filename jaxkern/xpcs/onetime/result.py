@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.core.paths import atomic_write
+from jaxkern.core.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +70,7 @@ class PowerLaw:
 
 
 @dataclass(frozen=True, eq=False)
-class G2Fit:
+class G2Fit(Table):
     """Fits of g2(tau) of all bins.
 
     Attributes:
@@ -127,24 +126,6 @@ class G2Fit:
         columns |= {"points": self.n_points, "jackknife": self.jackknife, "success": self.success}
         rows = zip(*(column.tolist() for column in columns.values()), self.messages, strict=True)
         return [dict(zip((*columns, "message"), row, strict=True)) for row in rows]
-
-    def to_csv(self, path: str | Path) -> Path:
-        """Write the table as CSV, atomically, and return the path."""
-        rows = self.table
-        with (
-            atomic_write(Path(path)) as temporary,
-            temporary.open("w", newline="", encoding="utf-8") as file,
-        ):
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        return Path(path)
-
-    def to_dataframe(self) -> Any:
-        """Return the table as a pandas DataFrame; ModuleNotFoundError without pandas."""
-        import pandas
-
-        return pandas.DataFrame(self.table)
 
     def __str__(self) -> str:
         lines = [

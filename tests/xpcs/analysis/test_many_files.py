@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
+import threading
 
 import h5py
 import numpy as np
@@ -28,6 +30,7 @@ from support.xpcs.correlated_files import (
 
 from jaxkern import xpcs
 from jaxkern.cli import main
+from jaxkern.core.paths import lock_output
 from jaxkern.xpcs.analysis import many
 from jaxkern.xpcs.files import results_writer
 from jaxkern.xpcs.files.provenance import NAME, read_provenance
@@ -410,3 +413,48 @@ def test_what_others_wrote_stays(data, capsys):
     assert (results / "run10.hdf").read_text() == "mine"
     assert correlate(data, "--force") == 0
     assert listed(results) == ["results.csv", "run10.hdf", "run11.hdf", "run2.hdf"]
+
+
+def test_two_processes_share_a_folder(tmp_path):
+    """Each file is correlated once; the lock of a killed process does not block."""
+    data = files_of_frames(tmp_path / "data", NAMES)
+    script = (
+        "import pathlib, sys; from jaxkern.xpcs.analysis import many; import jaxkern as jk\n"
+        "real = many.correlate_file\n"
+        "def counted(path, *a, **k):\n"
+        "    with open(sys.argv[2], 'a') as log: log.write(path.stem + '\\n')\n"
+        "    return real(path, *a, **k)\n"
+        "many.correlate_file = counted\n"
+        "paths = sorted(pathlib.Path(sys.argv[1]).glob('*.npy'))\n"
+        "r = jk.xpcs.correlate_files(paths, sys.argv[1] + '/qmap.h5', sys.argv[3])\n"
+        "assert len(r.table) and not r.errors\n"
+    )
+    results, log = tmp_path / "results", tmp_path / "log"
+    results.mkdir()
+    (results / "run2.hdf.lock").touch()  # of a killed process
+    command = [sys.executable, "-c", script, str(data), str(log), str(results)]
+    running = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait(120) for process in running] == [0, 0]
+    assert sorted(log.read_text().split()) == sorted(NAMES)
+    assert listed(results) == sorted(f"{name}.hdf" for name in NAMES)
+
+
+def test_a_file_in_use_is_postponed(tmp_path):
+    data = files_of_frames(tmp_path / "data", ["run2", "run10"])
+    order = []
+    with lock_output(tmp_path / "results" / "run2.hdf"):
+        released = threading.Event()
+
+        def shown(outcome):
+            order.append(outcome.file.stem)
+            released.set()
+
+        frames = [data / "run2.npy", data / "run10.npy"]
+        arguments = (frames, data / "qmap.h5", tmp_path / "results")
+        worker = threading.Thread(
+            target=xpcs.correlate_files, args=arguments, kwargs={"shown": shown}
+        )
+        worker.start()
+        assert released.wait(60)
+    worker.join(60)
+    assert order == ["run10", "run2"]
