@@ -106,26 +106,38 @@ def coverage(values: Any, errors: float = 1.0) -> float:
     return float(np.mean(np.abs(values) < errors))
 
 
+def case_table(results: dict[str, Any]) -> list[str]:
+    """Return the table of `CASES`; intervals are 1 and 1.96 errors, and Student's for 95%."""
+    from scipy.stats import t as student
+
+    rows = []
+    for label, found in results.items():
+        method = statistics.mode(found["methods"])
+        # A jackknife over B blocks has B - 1 degrees of freedom.
+        wide = student.ppf(0.975, int(method.split(" over ")[1].split()[0]) - 1)
+        pulls, count = np.array(found["jackknife"]), N_PHYSICS[CASES[label][0]]
+        columns = [
+            f"{coverage(values, errors):.0%}"
+            for values in (pulls[:, -count:], pulls)
+            for errors in (1.0, 1.96, wide)
+        ]
+        rows.append([label, *columns, f"{wide:.2f}", method.removeprefix("jackknife over ")])
+    header = (
+        "case | physics, 1 error | 1.96 errors | Student's 95% | with contrast and offset, 1 error "
+        "| 1.96 errors | Student's 95% | errors of Student's 95% | jackknife over"
+    )
+    return harness.table(header, "lrrrrrrrl", rows)
+
+
 def cases(bench: harness.Benchmark) -> None:
     """Write the coverage of all `CASES`."""
-    runs, rows, results = 3 if bench.quick else bench.options.runs, [], {}
+    runs, results = 3 if bench.quick else bench.options.runs, {}
     for label in harness.progress(CASES, "cases"):
         kind, frames, angles, photons, options = CASES[label]
         options = {"search": "local"} | options  # the start is good
-        found = pulls(photons, runs, 0, kind, frames, angles, **options)
-        results[label] = found
-        physics = [jackknife[-N_PHYSICS[kind] :] for jackknife in found["jackknife"]]
-        columns = [
-            f"{coverage(values, errors):.0%}"
-            for values in (physics, found["jackknife"])
-            for errors in (1.0, 1.96)
-        ]
-        rows.append([label, *columns, statistics.mode(found["methods"])])
-    header = (
-        "case | 68%, physics | 95%, physics | 68%, with contrast and offset | 95% | errors of most"
-    )
-    lines = harness.table(header, "lrrrrl", rows)
-    bench.write(lines, ["scipy"], f"{runs} runs a case.", "xpcs-error-cases", results=results)
+        results[label] = pulls(photons, runs, 0, kind, frames, angles, **options)
+    note = f"{runs} runs a case."
+    bench.write(case_table(results), ["scipy"], note, "xpcs-error-cases", results=results)
 
 
 def figure(results: dict[float, Any]) -> Any:
