@@ -123,6 +123,21 @@ class _Refits:
         points.append((delta, evaluation.full(others)))
         return math.sqrt(max(delta, 0.0))
 
+    def calibrate(self, error: float) -> None:
+        """Scale the unit so that the curvature at the optimum is that of the standard error.
+
+        The weights of a robust loss in J^T J are larger than its curvature.
+        """
+        low, high = (bound[self.k] for bound in self.problem.bounds.solver)
+        deltas = []
+        for value in self.best[self.k] + _ROOT_STEP * error * np.array([-1.0, 1.0]):
+            if low <= value <= high:
+                points = [(0.0, self.best)]
+                self.root(float(value), points)
+                deltas.append(points[1][0])
+        if deltas and np.mean(deltas) > 0:
+            self.unit *= float(np.mean(deltas)) / _ROOT_STEP**2
+
     def side(self, sign: float, step: float, notes: list[str]) -> list[tuple[float, Array]]:
         """Return the refits on one side, outward until the 95% limit or a bound."""
         k, points = self.k, [(0.0, self.best)]
@@ -131,6 +146,8 @@ class _Refits:
         low, high = (bound[k] for bound in self.problem.bounds.solver)
         half = self.problem.bounds.period[k] / 2
         end = min(high, start + half) if sign > 0 else max(low, start - half)
+        if end != start:
+            step = min(step, abs(end - start) / 4)
         value, reached = start, 0.0
         for _ in range(_MOST_REFITS):
             target = value + sign * step
@@ -196,6 +213,8 @@ def profile(
         runner.bad.excluded |= bad.excluded
         held = replace(problem, free=free)
         refits = _Refits(held, runner, bar, k, best, cost, unit, slope)
+        if problem.solver.loss != "linear" and math.isfinite(error):
+            refits.calibrate(error)
         sides = []
         for sign in (-1.0, 1.0):
             if values is None:

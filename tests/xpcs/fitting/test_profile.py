@@ -70,9 +70,11 @@ def test_intervals_are_those_of_scipy_refits(static, absolute):
     assert profile.nfev < 60
 
 
-@pytest.mark.parametrize("method", ["independent", "jackknife"])
-def test_a_linear_parameter_has_a_symmetric_interval(static, method):
-    result = fitted(static, errors=method)
+@pytest.mark.parametrize(
+    "options", [{}, {"errors": "jackknife"}, {"loss": "soft_l1", "f_scale": 1.0}]
+)
+def test_a_linear_parameter_has_a_symmetric_interval(static, options):
+    result = fitted(static, **options)
     k = result.names.index("offset[0]")
     profile = result.profile("offset[0]", progress=False)
     for level, errors in ((0.68, 1.0), (0.95, 1.96)):
