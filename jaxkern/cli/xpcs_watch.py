@@ -48,6 +48,7 @@ _REST = 4.0
     option("--idle", "S", "End after this time without a frame.", _SECONDS, default=60.0),
     option("--every", "S", "Interval in seconds between updates.", _SECONDS, default=5.0),
     option("--most-frames", "N", "End after this number of frames.", default=1_000_000),
+    option("--rotate", "N", "Close a file of results, NAME-0001.hdf etc., every N frames.", int),
     flag("--twotime", "Write two-time correlations too, at the end."),
     option("--config", "YAML", "Fit two-time correlations with these settings.", PATH),
     option("--output-dir", "DIR", "Directory for the fit.", PATH, default=Path("results")),
@@ -69,8 +70,9 @@ def watch(**values: Any) -> int:
 
     options = SimpleNamespace(**values)
     inputs = (options.qmap, options.metadata, options.mask, options.blemish)
-    excluded = [path for path in (options.output, *inputs) if path is not None]
     check_output(options, options.frames, *inputs)
+    outputs = _outputs(options)
+    excluded = [path for path in (*outputs, *inputs) if path is not None]
     bins = numbers(options.bins, "--bins")
     config = None
     if options.config is not None:
@@ -81,26 +83,56 @@ def watch(**values: Any) -> int:
     frames = GrowingFrames(options.frames, qmap.shape, options.dataset, options.pattern, excluded)
     with frames, sigterm_exits(), warnings.catch_warnings():
         warnings.simplefilter("ignore", CorrelationWarning)  # the results include them
-        live = LiveMultiTau(
-            qmap,
-            options.most_frames,
-            options.dpl,
-            options.normalize,
-            hot_pixels=options.hot_pixels,
-            bins=None if options.twotime or config else bins,
-            frame_time=time_between(options.frame_time, options.metadata),
+        choices: dict[str, Any] = {
             **selection(options),
-        )
+            "hot_pixels": options.hot_pixels,
+            "bins": None if options.twotime or config else bins,
+            "frame_time": time_between(options.frame_time, options.metadata),
+        }
+
+        def start(begin: int, end: int) -> LiveMultiTau:
+            parts = {**choices, "begin": begin}
+            return LiveMultiTau(qmap, end, options.dpl, options.normalize, **parts)
+
         screen = _Screen(options, frames, bins, config)
         with screen.live or contextlib.nullcontext():
-            pauses = {"idle": options.idle, "every": options.every}
-            end = watching.watch(frames, live, options.most_frames, screen.show, **pauses)
+            end = watching.watch(
+                frames,
+                start,
+                options.most_frames,
+                screen.show,
+                idle=options.idle,
+                every=options.every,
+                begin=options.begin,
+                rotate=options.rotate,
+            )
     if end is None:
         raise ValueError(
             f"expected two frames in {options.frames}, got {frames.shape[0] or 'no frames'} within "
             f"{options.idle:g} s (--idle), of which --begin, --stride and --average skip some"
         )
     return screen.report(end)
+
+
+def _outputs(options: SimpleNamespace) -> list[Path]:
+    """Return the file of results, or those of all possible parts; they must not exist."""
+    if options.rotate is None:
+        return [options.output]
+    step = options.stride * options.average
+    if options.rotate < 2 * step or options.rotate % step:
+        raise ValueError(
+            f"--rotate: expected a multiple of {step} (--stride times --average), at least "
+            f"{2 * step}, got {options.rotate}"
+        )
+    paths = [_part(options.output, k) for k in range(options.most_frames // options.rotate + 1)]
+    existing = [path for path in paths if path.exists()]
+    if existing and not options.force:
+        raise FileExistsError(f"{existing[0]} exists already; --force replaces it")
+    return paths
+
+
+def _part(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.stem}-{number + 1:04d}{path.suffix}")
 
 
 @dataclasses.dataclass
@@ -117,6 +149,7 @@ class _Screen:
     next_fit: float = 0.0
     next_plot: float = 0.0
     files: list[Path] = dataclasses.field(default_factory=list)
+    closed: list[Path] = dataclasses.field(default_factory=list)  # of complete parts
     live: Any = None
 
     def __post_init__(self) -> None:
@@ -133,8 +166,9 @@ class _Screen:
         from jaxkern.xpcs.detectors.frames import DetectorFileError
         from jaxkern.xpcs.files.results_writer import write_results
 
-        due = watched.last or time.monotonic() >= self.next_fit
-        needed = self.config is not None or (self.options.twotime and watched.last)
+        final = watched.last or watched.closed
+        due = final or time.monotonic() >= self.next_fit
+        needed = self.config is not None or (self.options.twotime and final)
         self.pairs, unreadable, options = None, None, self.options
         if needed and due:
             try:
@@ -142,22 +176,27 @@ class _Screen:
             except DetectorFileError as error:  # such as a file that is being written
                 unreadable, self.fitted = error, f"no two-time correlations yet: {error}"
         results = watched.result, self.pairs
-        files = [write_results(options.output, *results, options.metadata, self.frames)]
+        output, plots, folder = options.output, options.plots, options.output_dir
+        if options.rotate is not None:
+            output = _part(output, watched.part)
+            folder, plots = folder / output.stem, plots and plots / output.stem
+        files = [write_results(output, *results, options.metadata, self.frames)]
         if self.pairs is not None and self.config is not None:
             try:
-                self._fit(self.config)
+                file = dataclasses.replace(self.config.data_files, file=str(output.absolute()))
+                self._fit(dataclasses.replace(self.config, data_files=file), folder)
             except ValueError as error:  # such as missing frames
                 if watched.last:
                     raise
                 self.fitted = f"no fit yet: {error}"
-        if options.plots and (watched.last or time.monotonic() >= self.next_plot):
+        if plots and (final or time.monotonic() >= self.next_plot):
             started = time.monotonic()
             title = f"{options.frames.name}, {watched.frames:,} frames"
-            files += plot_correlations(
-                options.plots, *results, title=title, all_bins=options.plot_all
-            )
+            files += plot_correlations(plots, *results, title=title, all_bins=options.plot_all)
             self.next_plot = time.monotonic() + _REST * (time.monotonic() - started)
         self.files = files
+        if watched.closed:
+            self.closed += files
         if not options.quiet:
             self._print(watched)
         if unreadable is not None and watched.last:
@@ -181,14 +220,13 @@ class _Screen:
         self.next_fit = time.monotonic() + _REST * (time.monotonic() - started)
         return pairs
 
-    def _fit(self, config: Config) -> None:
+    def _fit(self, config: Config, folder: Path) -> None:
         from jaxkern.xpcs.analysis import run as analysis
 
         started = time.monotonic()
         with analysis.open_measurement(config, ".") as measurement, warnings.catch_warnings():
             # The same in each fit.
             warnings.filterwarnings("ignore", ".* are excluded", RuntimeWarning)
-            folder = self.options.output_dir
             result = analysis.fit_measurement(config, measurement, folder, progress=False)
             analysis.save(config, measurement, result, folder)
         errors = dict(zip(result.names, result.perr, strict=True))
@@ -224,7 +262,7 @@ class _Screen:
         pair_warnings = () if self.pairs is None else self.pairs.warnings
         messages = list(dict.fromkeys((*end.result.warnings, *pair_warnings)))
         record = {
-            "files": self.files,
+            "files": (files := list(dict.fromkeys((*self.closed, *self.files)))),
             "frames": end.frames,
             "frames_correlated": end.result.n_frames,
             "interrupted": end.interrupted,
@@ -233,7 +271,7 @@ class _Screen:
             "fit": self.fitted or None,
             "success": self.success,
         }
-        report(self.options, record, written(self.files))
+        report(self.options, record, written(files))
         print_warnings(messages)
         if not self.success:
             print(self.fitted, file=sys.stderr)

@@ -118,7 +118,7 @@ def test_watch_refits(tmp_path, capsys):
     thread = writer(tmp_path, [counts[10:]], lambda: wait_for_results(tmp_path))
     (tmp_path / "fit.yaml").write_text(
         "data_files: {file: elsewhere.h5, q: 0.006}\n"
-        "analysis: {model: static, frames: {end: 40}}\n"
+        "analysis: {model: static, frames: {start: 20}}\n"
         "optimization: {errors: independent, max_nfev: 20}\n"
     )
     flags = ["--idle", "1", "--frame-time", "0.1", "--output-dir", str(tmp_path / "fit")]
@@ -126,7 +126,7 @@ def test_watch_refits(tmp_path, capsys):
     thread.join()
     captured = capsys.readouterr()
     assert "no fit yet: start, end" in captured.out
-    assert "fit of 40 frames: D0 " in captured.out
+    assert "fit of 21 frames: D0 " in captured.out
     record = json.loads((tmp_path / "fit" / "results.json").read_text())
     assert code == (0 if record["success"] else 1)
     assert (code == 1) == ("did not succeed" in captured.err)
@@ -176,3 +176,24 @@ def test_curves():
     table = rows(samples.multitau())
     assert len(table) == 5
     assert table[1][:3] == ("2", "0.004", "50")
+
+
+def test_rotate_closes_a_file_of_results_every_n_frames(tmp_path, capsys):
+    counts = samples.frames(50)
+    for k in range(0, 50, 10):
+        np.save(tmp_path / f"run_{k}.npy", counts[k : k + 10])
+    flags = ["--idle", "0.1", "--frame-time", "0.5", "--rotate", "20", "--begin", "2", "--twotime"]
+    assert main(watched(tmp_path, *flags, "--json")) == 0
+    record = json.loads(capsys.readouterr().out)
+    parts = [tmp_path / f"results-{k:04d}.hdf" for k in (1, 2, 3)]
+    assert record["files"] == [str(path) for path in parts]
+    for path, first in zip(parts, (2, 22, 42), strict=True):
+        result = xpcs.read_results(path)
+        how = {"frame_time": 0.5, "begin": first, "end": min(first + 20, 50), "progress": False}
+        expected = xpcs.multitau(counts, samples.qmap(), **how)
+        np.testing.assert_array_equal(result.multitau.g2, expected.g2)
+        pairs = xpcs.twotime(counts, samples.qmap(), **how)
+        np.testing.assert_array_equal(result.twotime.c2, pairs.c2)
+    assert not (tmp_path / "results.hdf").exists()
+    assert main(watched(tmp_path, *flags)) == 2  # the parts exist
+    assert main(watched(tmp_path, "--rotate", "3", "--average", "2", "--force")) == 2
