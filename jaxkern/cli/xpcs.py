@@ -230,11 +230,15 @@ def posterior(chains: int, warmup: int, draws: int, seed: int, **values: Any) ->
 
     options = SimpleNamespace(**values)
     config = _load_settings(options)
+    if config.optimization.loss != "linear":
+        loss = config.optimization.loss
+        raise ValueError(f"optimization.loss: expected linear for a posterior, got {loss}")
     with analysis.open_measurement(config, options.config.parent) as measurement:
         _print_measurement(measurement, options.quiet)
         result = analysis.fit_measurement(
             config, measurement, options.output_dir, progress=not options.quiet
         )
+        paths = analysis.save(config, measurement, result, options.output_dir)
         if not result.success:
             print(f"the fit did not succeed: {result.message}", file=sys.stderr)
             return 1
@@ -242,7 +246,6 @@ def posterior(chains: int, warmup: int, draws: int, seed: int, **values: Any) ->
             config, measurement, result, chains=chains, warmup=warmup, draws=draws, seed=seed,
             progress=not options.quiet,
         )  # fmt: skip
-        paths = analysis.save(config, measurement, result, options.output_dir)
     paths += sampled.save(options.output_dir)
     report(options, {"table": sampled.table, "files": paths}, sampled, written(paths))
     if sampled.rhat.max() <= 1.05:

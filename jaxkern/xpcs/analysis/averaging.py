@@ -181,7 +181,7 @@ def _differences(
 
 
 def _average_overview(results: list[MultiTauResult]) -> Overview | None:
-    """Average images and means, weighted by the number of frames; intensities follow in turn."""
+    """Average images and means, weighted by the number of frames; intensities are concatenated."""
     overviews = [result.overview for result in results]
     known = [overview for overview in overviews if overview is not None]
     if len(known) < len(results):

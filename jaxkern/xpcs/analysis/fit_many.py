@@ -247,6 +247,9 @@ def fit_many(
             raise ValueError(f"data: expected different names, got {names}; pass a mapping")
     if not sets:
         raise ValueError("data: expected at least one data set")
+    for name in sets if output is not None else ():
+        if Path(name).name != name or name in ("", ".."):
+            raise ValueError(f"data: expected names of folders in {output}, got {name!r}")
     models = [model] * len(sets) if isinstance(model, Model) else list(model)
     columns = {"q": [m.geometry.q for m in models]} | dict(labels or {})
     for what, values in (("model", models), *columns.items()):
@@ -297,11 +300,15 @@ def fit_files(
     check_integer("windows", windows, 1)
     ordered = natural_order(str(home_path(file).absolute()) for file in files)
     tasks: dict[str, FitTask] = {}
+    unreadable: dict[str, Exception] = {}
     for number, file in enumerate(ordered, 1):
         replaced = dataclasses.replace(config.data_files, file=file)
-        for name, labels, settings in _parts(
-            dataclasses.replace(config, data_files=replaced), rings, windows
-        ):
+        try:
+            parts = _parts(dataclasses.replace(config, data_files=replaced), rings, windows)
+        except (OSError, ValueError) as error:
+            unreadable[Path(file).stem] = error
+            continue
+        for name, labels, settings in parts:
             if name in tasks:
                 raise ValueError(f"files: expected different names, got {name} twice")
             labels = {**labels, "file": number} if len(ordered) > 1 else labels
@@ -313,9 +320,16 @@ def fit_files(
             folder = home_path(output).absolute() / name
             tasks[name] = FitTask(name, labels, folder, settings, provenance)
     if not tasks:
-        raise ValueError("files: expected at least one data file")
+        raise next(iter(unreadable.values()), ValueError("files: expected at least one data file"))
+    failed = [
+        FitOutcome(name, {}, "failed", describe_error(error)) for name, error in unreadable.items()
+    ]
+    if shown is not None:
+        for outcome in failed:
+            shown(outcome)
     rest = (engine, scheduler, workers, retries, force, progress, shown)
-    return _fit_all(list(tasks.values()), {}, *rest)
+    fits = _fit_all(list(tasks.values()), {}, *rest)
+    return ManyFits((*fits.outcomes, *failed))
 
 
 def _parts(config: Config, rings: bool, windows: int) -> list[tuple[str, dict[str, Any], Config]]:

@@ -89,7 +89,7 @@ _UNUSED = {
     "analyzer_parameters.frame_description": "a description",
     "analyzer_parameters.scattering.typical_range": "a description",
     "analyzer_parameters.geometry.gap_in_microns": "stator_rotor_gap is used",
-    "analyzer_parameters.computational": "the process's own limits of cores and memory hold",
+    "analyzer_parameters.computational": "the process's own limits of cores and memory apply",
     "experimental_data.phi_angles": "angles are read from the data file",
     "experimental_data.cache": "data files are read without a cache",
     "experimental_data.use_caching": "data files are read without a cache",
@@ -194,10 +194,10 @@ class _Import:
     names: dict[str, str]  # of the leaves in the file, by key
     settings: dict[str, Any] = field(default_factory=dict)
     outcomes: list[ImportedKey] = field(default_factory=list)
-    read: dict[str, str] = field(default_factory=dict)  # keys and the settings they have part in
+    read: dict[str, str] = field(default_factory=dict)  # keys and the settings that use them
 
     def take(self, key: str, setting: str, default: Any = None) -> Any:
-        """Remove a leaf that has part in a setting, and return its value."""
+        """Remove a leaf that a setting uses, and return its value."""
         if key in self.leaves:
             self.read[key] = setting
         return self.leaves.pop(key, default)
@@ -217,8 +217,8 @@ class _Import:
         if value is not None:
             self.settings[setting] = value
         if value is not None or key in self.read or key in self.leaves:
-            there = "" if key in self.read else " (not in the file)"
-            self.add(key, "translated", f"{setting}: {'null' if value is None else value}{there}")
+            suffix = "" if key in self.read else " (not in the file)"
+            self.add(key, "translated", f"{setting}: {'null' if value is None else value}{suffix}")
 
 
 def import_settings(tree: Any) -> tuple[Config | None, tuple[ImportedKey, ...]]:

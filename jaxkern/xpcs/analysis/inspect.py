@@ -40,6 +40,8 @@ _NEIGHBOURS = 100
 # Sides of the maps of matrices, and their largest number.
 _SHOWN, _MOST_MAPS = 300, 6
 _MOST_ROWS = 200
+# Largest number of characters of a list of frames.
+_MOST_LISTED = 300
 
 
 def inspect_frames(
@@ -77,27 +79,42 @@ def inspect_frames(
         step = time_step(frame_time, source)
         suspects = {} if qmap is None else suspect_pixels(overview, used, n, integer)
         page = Page(f"Frames of {path.name}", f"{source!r}; {used if qmap else 'no map of bins'}")
-        _add_frames(page, source, overview, step)
+        _add_frames(page, source, overview, step, used.n_pixels if integer else None)
         _add_detector(page, source, overview, used, suspects, with_bins=qmap is not None)
     return page.write(output)
 
 
-def unusual_frames(intensity: Array) -> NDArray[np.intp]:
-    """Return the frames whose intensity is 0, not finite, or unlike that of their neighbours.
+def unusual_frames(intensity: Array, pixels: int | None = None) -> NDArray[np.intp]:
+    """Return the frames whose intensity is not finite or unlike that of their neighbours.
 
-    The scatter is the median of the absolute deviations from the medians of blocks of frames.
+    The scatter is the median of the absolute deviations from the medians of blocks of frames, or
+    their standard deviation if the median is 0.
+
+    Args:
+      intensity: [n] mean counts of a pixel.
+      pixels: number of pixels, if the counts are photons: their noise is allowed for, with
+        Bernstein's inequality for Poisson counts.
     """
     finite = np.isfinite(intensity)
+    if not finite.any():
+        return np.flatnonzero(~finite)
     starts = np.arange(0, len(intensity), _NEIGHBOURS)
     level = np.array(
         [np.median(x[np.isfinite(x)]) if np.isfinite(x).any() else 0.0
          for x in np.split(intensity, starts[1:])]
     )  # fmt: skip
     deviation = intensity - np.repeat(level, _NEIGHBOURS)[: len(intensity)]
-    scatter = 1.4826 * float(np.median(np.abs(deviation[finite]))) if finite.any() else 0.0
+    scatter = 1.4826 * float(np.median(np.abs(deviation[finite])))
+    if scatter == 0:
+        scatter = float(np.std(deviation[finite]))
+    allowed = max(_DEVIATIONS * scatter, 1e-12)
+    if pixels is not None:
+        exponent, photons = _DEVIATIONS**2 / 2, float(np.mean(intensity[finite])) * pixels
+        noise = np.sqrt(2 * exponent * photons) + exponent / 3
+        allowed = max(allowed, noise / pixels)
     with np.errstate(invalid="ignore"):
-        unusual = np.abs(deviation) > _DEVIATIONS * max(scatter, 1e-12)
-    return np.flatnonzero(~finite | (intensity == 0) | unusual)
+        unusual = np.abs(deviation) > allowed
+    return np.flatnonzero(~finite | unusual)
 
 
 def frame_list(frames: Sequence[int] | NDArray[Any]) -> str:
@@ -107,11 +124,13 @@ def frame_list(frames: Sequence[int] | NDArray[Any]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _add_frames(page: Page, source: FrameSource, overview: Overview, step: float | None) -> None:
+def _add_frames(
+    page: Page, source: FrameSource, overview: Overview, step: float | None, pixels: int | None
+) -> None:
     intensity = overview.intensity
     tenth = max(len(intensity) // 10, 1)
     first, last = np.nanmean(intensity[:tenth]), np.nanmean(intensity[-tenth:])
-    unusual = unusual_frames(intensity)
+    unusual = unusual_frames(intensity, pixels)
     page.heading("Intensity")
     page.values(
         {
@@ -124,10 +143,12 @@ def _add_frames(page: Page, source: FrameSource, overview: Overview, step: float
             "frames without counts": int((intensity == 0).sum()),
         }
     )
-    listed = frame_list(unusual)
-    if listed:
-        more = "" if len(listed) <= 300 else f" ... ({len(unusual):,} frames)"
-        page.remarks([f"Unusual intensities; to leave them out: --bad-frames {listed[:300]}{more}"])
+    if listed := frame_list(unusual):
+        text = "Unusual intensities; to leave them out: --bad-frames "
+        if len(listed) > _MOST_LISTED:
+            text = f"{len(unusual):,} frames have unusual intensities, the first of them: "
+            listed = listed[: listed.rindex(",", 0, _MOST_LISTED)]
+        page.remarks([text + listed])
     figure = correlation_plots.plot_intensity(overview, step)
     page.figure(figure, "Mean counts of a pixel in each frame")
     if source.metadata:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,6 @@ _CAPTIONS = {
     "parameters": "Parameters, rates, and correlations of the errors",
     "convergence": "Cost in each pass over the data",
 }
-# A 95% interval of a normal distribution, in standard errors.
-_INTERVAL = 1.959964
 _STATISTICS = {
     "reduced chi2": "reduced_chi2",
     "chi2": "chi2",
@@ -64,7 +63,8 @@ def report_fit(folder: Path, output: Path) -> Path:
     page.remarks((*described[1:], *summary["warnings"]))
     page.heading("Parameters")
     page.text(f"Model {config.analysis.model}, scaling {config.scaling}.")
-    page.table([_parameter_row(name, one) for name, one in summary["parameters"].items()])
+    width = _interval(summary["errors"])
+    page.table([_parameter_row(name, one, width) for name, one in summary["parameters"].items()])
     page.figure(figures["parameters"], _CAPTIONS["parameters"])
     page.heading("Data and model")
     for name in ("cuts", "maps"):
@@ -99,10 +99,18 @@ def report_fit(folder: Path, output: Path) -> Path:
     return page.write(output)
 
 
-def _parameter_row(name: str, one: dict[str, Any]) -> dict[str, Any]:
+def _interval(errors: str) -> float:
+    """Return half the width of a 95% interval in errors: Student's for B parts of a jackknife."""
+    from scipy.special import stdtrit
+
+    parts = re.match(r"jackknife over (\d+)", errors)
+    return float(stdtrit(int(parts[1]) - 1 if parts else 1e9, 0.975))
+
+
+def _parameter_row(name: str, one: dict[str, Any], width: float) -> dict[str, Any]:
     value, error = one["value"], one["error"]
     known = not one["held"] and value is not None and error is not None
-    low, high = (value - _INTERVAL * error, value + _INTERVAL * error) if known else (None, None)
+    low, high = (value - width * error, value + width * error) if known else (None, None)
     return {
         "parameter": name,
         "value": value,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -115,7 +116,9 @@ def _check_options(config: Config, problems: _Problems) -> None:
         ("experiment.start_time", config.experiment.start_time, 0),
     ):
         is_strict = low == 0 and name != "experiment.start_time"
-        if value is not None and (value < low or (is_strict and value == 0)):
+        if value is None:
+            continue
+        if not low <= value < math.inf or (is_strict and value == 0):
             problems.append(
                 f"{name}: expected {'more than' if is_strict else 'at least'} {low}, got {value:g}"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +98,11 @@ class Posterior:
         """Return an ArviZ DataTree; `to_netcdf` of it writes a file. Needs arviz-base."""
         from arviz_base import from_dict
 
-        names = dict(zip(_DIAGNOSTICS, ("diverging", "acceptance_rate", "n_steps"), strict=True))
-        statistics = {there: getattr(self, here) for here, there in names.items()}
+        statistics = {
+            "diverging": self.diverging,
+            "acceptance_rate": self.accept_prob,
+            "n_steps": self.num_steps,
+        }
         samples = {name: self.samples[:, :, k] for k, name in enumerate(self.names)}
         return from_dict({"posterior": samples, "sample_stats": statistics})
 
@@ -116,7 +120,9 @@ class Posterior:
         write_atomically(paths[0], text.encode())
         arrays = {name: getattr(self, name) for name in ("samples", "rhat", "ess", *_DIAGNOSTICS)}
         write_atomically(paths[1], npz_bytes(arrays | {"names": np.array(self.names)}))
-        self.plot(paths[2])
+        image = io.BytesIO()
+        self.plot().savefig(image, format="png", dpi=110)
+        write_atomically(paths[2], image.getvalue())
         if importlib.util.find_spec("arviz_base") is None:
             return paths[:3]
         with tempfile.TemporaryDirectory() as temporary:
@@ -195,7 +201,8 @@ def posterior(
 
     Raises:
       ModuleNotFoundError: NumPyro is not installed.
-      ValueError: the data do not determine a parameter, or sigma is unknown.
+      ValueError: the data do not determine a parameter, sigma is unknown, or the loss of the fit
+        is robust.
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -218,6 +225,11 @@ def posterior(
     noise = fit.sigma if sigma is None else sigma
     if noise is None:
         raise ValueError("sigma: expected the noise of each point, since the fit used it; got None")
+    if fit.cost != fit.chi2:
+        raise ValueError(
+            "fit: expected a fit with the loss 'linear', since the likelihood is Gaussian; got one "
+            "with a robust loss"
+        )
     layout = _layout(model, fit)
     free = np.array([name not in fit.held for name in fit.names])
     with jax.enable_x64(True):
@@ -270,8 +282,9 @@ def posterior(
 class _Space:
     """Standardized coordinates z of the free parameters, in which a Gaussian posterior is round.
 
-    Parameters between finite bounds are a logistic function of u, the others are u; and u is
-    u_fit + L z, where L L^T is the covariance of u at the fit.
+    Parameters between two bounds are a logistic function of u, their distance from a single bound
+    is exp(u), and the others are u; and u is u_fit + L z, where L L^T is the covariance of u at the
+    fit.
     """
 
     def __init__(self, fit: FitResult, free: NDArray[np.bool_], lower: Array, upper: Array) -> None:
@@ -284,25 +297,34 @@ class _Space:
             raise ValueError(f"fit: the data do not determine {', '.join(unknown)}; hold some")
         self._free, self._base = np.flatnonzero(free), fit.popt
         low, high = lower[free], upper[free]
-        self._bound = np.isfinite(low) & np.isfinite(high)
-        self._low, self._width = (
-            np.where(self._bound, low, 0.0),
-            np.where(self._bound, high - low, 1.0),
-        )
-        # A fit at a bound is at infinity of the logistic function.
-        share = (fit.popt[free] - self._low) / self._width
+        x, below, above = fit.popt[free], np.isfinite(low), np.isfinite(high)
+        self._both, self._one = below & above, below ^ above
+        self._base_of_one = np.where(below, low, np.where(above, high, 0.0))
+        self._sign = np.where(below, 1.0, -1.0)
+        self._low = np.where(self._both, low, 0.0)
+        self._width = np.where(self._both, high - self._low, 1.0)
+        # A fit at a bound is at infinity of these functions.
         margin = np.minimum(0.5 * errors / self._width, 0.1)
-        share = np.where(self._bound, np.clip(share, margin, 1.0 - margin), 0.5)
-        self._u = np.where(self._bound, np.log(share / (1.0 - share)), fit.popt[free])
-        slope = np.where(self._bound, self._width * share * (1.0 - share), 1.0)
+        share = np.where(
+            self._both, np.clip((x - self._low) / self._width, margin, 1 - margin), 0.5
+        )
+        distance = np.where(self._one, self._sign * (x - self._base_of_one), 1.0)
+        distance = np.maximum(distance, 0.5 * errors)
+        u = np.where(self._one, np.log(distance), x)
+        self._u = np.where(self._both, np.log(share / (1.0 - share)), u)
+        slope = np.where(self._one, distance, 1.0)
+        slope = np.where(self._both, self._width * share * (1.0 - share), slope)
         self._factor = np.linalg.cholesky(covariance / np.outer(slope, slope))
 
     def __call__(self, z: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return all parameters [p] of the fit, and the logarithm of the volume of dz."""
         u = self._u + self._factor @ z
         inside = self._low + self._width * jax.nn.sigmoid(u)
-        x = jnp.asarray(self._base).at[self._free].set(jnp.where(self._bound, inside, u))
-        volume = jnp.where(self._bound, jax.nn.log_sigmoid(u) + jax.nn.log_sigmoid(-u), 0.0)
+        log_distance = jnp.where(self._one, u, 0.0)  # without overflow of the others
+        beside = self._base_of_one + self._sign * jnp.exp(log_distance)
+        values = jnp.where(self._both, inside, jnp.where(self._one, beside, u))
+        x = jnp.asarray(self._base).at[self._free].set(values)
+        volume = jnp.where(self._both, jax.nn.log_sigmoid(u) + jax.nn.log_sigmoid(-u), log_distance)
         return x, volume.sum()
 
 

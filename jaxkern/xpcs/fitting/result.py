@@ -128,7 +128,8 @@ class FitResult:
 
         The parameter is held at values outward from its optimum, in steps of about half a standard
         error up to the end of the 95% interval, and all others are refitted from the neighbouring
-        refit. The result refers to the data of the fit, which must still be readable.
+        refit. The result refers to the data of the fit: they must still be readable, and arrays
+        stay in memory as long as the result does.
 
         Args:
           name: a fitted parameter, such as ``"D0"`` or ``"contrast[0]"``.

@@ -149,3 +149,22 @@ def test_files_rings_and_windows(rings, tmp_path, capsys):
     main(command)
     assert "0 done, 8 skipped, 0 failed" in capsys.readouterr().out
     assert main([*command[:-4], "nothing_*.h5"]) == 2
+
+
+def test_a_damaged_file_does_not_stop_the_others(rings, tmp_path, capsys):
+    models, data = rings
+    for number in (1, 3):
+        xpcs.write_aps(tmp_path / f"scan_{number}.h5", data[0], q=0.004, phi=[0.0, 90.0], dt=0.1)
+    (tmp_path / "scan_2.h5").write_bytes(b"\x89HDF\r\n\x1a\n cut off")
+    (tmp_path / "c.yaml").write_text("analysis: {model: static}")
+    command = ["xpcs", "fit", "--config", str(tmp_path / "c.yaml"), "--no-plots", "--quiet"]
+    command += ["--many", str(tmp_path / "scan_*.h5"), "--output-dir", str(tmp_path / "out")]
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert "scan_2: failed" in error
+    with (tmp_path / "out/fits.csv").open(newline="") as file:
+        rows = {row["data"]: row["status"] for row in csv.DictReader(file)}
+    assert rows == {"scan_1": "done", "scan_3": "done", "scan_2": "failed"}
+    for name in ("../x", "a/b", "..", ""):
+        with pytest.raises(ValueError, match="expected names of folders"):
+            xpcs.fit_many({name: data[0]}, models[0], output=tmp_path / "more")

@@ -121,6 +121,11 @@ def test_unusual_frames():
     intensity[[0, 7, 8, 1049]] = [0, np.nan, 9.0, 0.1]
     assert unusual_frames(intensity).tolist() == [0, 7, 8, 1049]
     assert unusual_frames(np.full(20, 2.0)).tolist() == []
+    for photons in (0.3, 3.0, 50.0):  # in a frame of 100 pixels
+        counts = random.poisson(photons, 2000)
+        assert unusual_frames(counts / 100, 100).tolist() == []
+        counts[7] = 200
+        assert unusual_frames(counts / 100, 100).tolist() == [7]
     assert frame_list([0, 7, 8, 9, 1049]) == "0,7-9,1049"
     assert frame_list([]) == ""
 
@@ -188,7 +193,8 @@ initial_parameters: {hold: [D_offset]}
     assert rows.keys() == record["parameters"].keys()
     d0, fitted = rows["D0"], record["parameters"]["D0"]
     assert float(d0["value"]) == pytest.approx(fitted["value"], rel=1e-4)
-    low = fitted["value"] - 1.96 * fitted["error"]
+    assert record["errors"].startswith("jackknife over 10 blocks")
+    low = fitted["value"] - 2.262157 * fitted["error"]  # Student's factor of 9 degrees of freedom
     assert float(d0["95% low"]) == pytest.approx(low, rel=1e-3)
     assert rows["D_offset"]["error"] == "held"
     assert [row["angle (deg)"] for row in parsed.table("angle (deg)")] == ["0", "60"]

@@ -47,12 +47,13 @@ def test_it_has_the_covariance_of_the_fit():
 
 
 @pytest.mark.slow
-def test_a_parameter_at_its_bound_and_an_inflation():
+@pytest.mark.parametrize("low", [0.1, -np.inf])
+def test_a_parameter_at_its_bound_and_an_inflation(low):
     """A uniform prior that ends near the maximum: the truncated normal distribution."""
     from scipy.stats import truncnorm
 
     model, data = problem(frames=30)
-    bounds = {"alpha": (0.1, 0.3)}
+    bounds = {"alpha": (low, 0.3)}
     options = {"hold": ["D0", "D_offset"], "scaling": "fixed", "contrast0": 0.2, "offset0": 1.0}
     start = dict(zip(model.parameter_names, TRUTH, strict=True))
     free = xpcs.fit(model, data, 0.004, start, **options, **QUIET)
@@ -60,10 +61,10 @@ def test_a_parameter_at_its_bound_and_an_inflation():
     sampled = xpcs.posterior(model, data, fit, bounds=bounds, chains=2, draws=600, **QUIET)
     assert sampled.names == ("alpha",)
     draws = sampled.samples.ravel()
-    assert 0.1 <= draws.min() < draws.max() <= 0.3
+    assert low <= draws.min() < draws.max() <= 0.3
     width = np.sqrt(free.pcov_independent[-2, -2] * fit.inflation)
     center = free.as_dict["alpha"]
-    expected = truncnorm((0.1 - center) / width, (0.3 - center) / width, center, width)
+    expected = truncnorm((low - center) / width, (0.3 - center) / width, center, width)
     np.testing.assert_allclose(
         np.quantile(draws, [0.1, 0.5, 0.9]), expected.ppf([0.1, 0.5, 0.9]), atol=0.25 * width
     )
@@ -77,6 +78,10 @@ def test_errors():
     by_point = xpcs.fit(model, data, np.full((1, 20, 20), 0.004), hold=["D_offset"], **QUIET)
     with pytest.raises(ValueError, match="sigma: expected the noise of each point"):
         xpcs.posterior(model, data, by_point)
+    robust = xpcs.SolverOptions(loss="soft_l1")
+    fit = xpcs.fit(model, data, 0.004, hold=["D_offset"], solver=robust, **QUIET)
+    with pytest.raises(ValueError, match="loss 'linear'"):
+        xpcs.posterior(model, data, fit)
     flat = xpcs.fit(model, np.ones((1, 20, 20)) + 0 * data, 0.004, **QUIET)
     with pytest.raises(ValueError, match=r"do not determine .*hold"):
         xpcs.posterior(model, np.ones((1, 20, 20)), flat)
