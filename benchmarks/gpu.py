@@ -250,22 +250,30 @@ def xpcs_cases(n: int, angles: int) -> list[Case]:
         "normal equations, f32, two components", components_fn, [(of_type["f32"], two.defaults)],
         of_type["f32"].nbytes // 2, 1e-9, 400 * measured.size / 2,
     )  # fmt: skip
-    g2 = functools.partial(jk.xpcs.g2, flow)
-    primals = (physics, contrast, offset)
+
+    def of_model(model: Any, params: Any, suffix: str, instructions: float) -> list[Case]:
+        """Return a case of g2, its derivatives and the residual; instructions are those of g2."""
+        g2 = functools.partial(jk.xpcs.g2, model)
+        primals = (params, contrast, offset)
+        return [
+            matrix(f"g2{suffix}", g2, *primals, of_point=instructions),
+            matrix(
+                f"tangent{suffix}", lambda *x: jax.jvp(g2, x, x)[1], *primals,
+                of_point=1.5 * instructions,
+            ),
+            matrix(
+                f"cotangent{suffix}", lambda ct, *x: jax.vjp(g2, *x)[1](ct), cotangent, *primals,
+                of_point=4.5 * instructions,
+            ),
+            matrix(
+                f"residual{suffix}", lambda data, *x: jk.xpcs.residual(model, *x, data, 0.05),
+                measured, *primals, matrices=2, of_point=2 * instructions,
+            ),
+        ]  # fmt: skip
+
     return [
-        matrix("g2", g2, *primals, of_point=13),
-        matrix(
-            "g2, two components", functools.partial(jk.xpcs.g2, two), two.defaults, contrast,
-            offset, of_point=40,
-        ),
-        matrix("tangent", lambda *x: jax.jvp(g2, x, x)[1], *primals, of_point=20),
-        matrix(
-            "cotangent", lambda ct, *x: jax.vjp(g2, *x)[1](ct), cotangent, *primals, of_point=60
-        ),
-        matrix(
-            "residual", lambda data, *x: jk.xpcs.residual(flow, *x, data, 0.05), measured,
-            *primals, matrices=2, of_point=25,
-        ),
+        *of_model(flow, physics, "", 13),
+        *of_model(two, two.defaults, ", two components", 40),
         points_case(flow, physics, contrast, offset, measured.shape),
         normal("mirrored", "f64"),
         normal("mirrored"),
