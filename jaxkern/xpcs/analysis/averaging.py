@@ -73,8 +73,8 @@ def average_results(
     the last 4 of them, is subtracted from each curve. A repeat
     deviates by the root mean square over bins and delays of its distance from the median curve of
     the repeats, divided by g2_err. It is left out if the modified z-score of its deviation,
-    0.6745 (d - median) / median |d - median|, exceeds 3.5 (Iglewicz and Hoaglin, 1993), and if it
-    deviates more than twice as much as the median. At least 4 repeats are required.
+    0.6745 (d - median) / median(abs(d - median)), exceeds 3.5 (Iglewicz and Hoaglin, 1993), and if
+    it deviates more than twice as much as the median. At least 4 repeats are required.
 
     Args:
       paths: files of results with g2, at least 2.
