@@ -298,8 +298,8 @@ class _Space:
         self._free, self._base = np.flatnonzero(free), fit.popt
         low, high = lower[free], upper[free]
         x, below, above = fit.popt[free], np.isfinite(low), np.isfinite(high)
-        self._both, self._one = below & above, below ^ above
-        self._base_of_one = np.where(below, low, np.where(above, high, 0.0))
+        self._both, self._single = below & above, below ^ above
+        self._only_bound = np.where(below, low, np.where(above, high, 0.0))
         self._sign = np.where(below, 1.0, -1.0)
         self._low = np.where(self._both, low, 0.0)
         self._width = np.where(self._both, high - self._low, 1.0)
@@ -308,11 +308,11 @@ class _Space:
         share = np.where(
             self._both, np.clip((x - self._low) / self._width, margin, 1 - margin), 0.5
         )
-        distance = np.where(self._one, self._sign * (x - self._base_of_one), 1.0)
+        distance = np.where(self._single, self._sign * (x - self._only_bound), 1.0)
         distance = np.maximum(distance, 0.5 * errors)
-        u = np.where(self._one, np.log(distance), x)
+        u = np.where(self._single, np.log(distance), x)
         self._u = np.where(self._both, np.log(share / (1.0 - share)), u)
-        slope = np.where(self._one, distance, 1.0)
+        slope = np.where(self._single, distance, 1.0)
         slope = np.where(self._both, self._width * share * (1.0 - share), slope)
         self._factor = np.linalg.cholesky(covariance / np.outer(slope, slope))
 
@@ -320,9 +320,9 @@ class _Space:
         """Return all parameters [p] of the fit, and the logarithm of the volume of dz."""
         u = self._u + self._factor @ z
         inside = self._low + self._width * jax.nn.sigmoid(u)
-        log_distance = jnp.where(self._one, u, 0.0)  # without overflow of the others
-        beside = self._base_of_one + self._sign * jnp.exp(log_distance)
-        values = jnp.where(self._both, inside, jnp.where(self._one, beside, u))
+        log_distance = jnp.where(self._single, u, 0.0)  # without overflow of the others
+        distant = self._only_bound + self._sign * jnp.exp(log_distance)
+        values = jnp.where(self._both, inside, jnp.where(self._single, distant, u))
         x = jnp.asarray(self._base).at[self._free].set(values)
         volume = jnp.where(self._both, jax.nn.log_sigmoid(u) + jax.nn.log_sigmoid(-u), log_distance)
         return x, volume.sum()

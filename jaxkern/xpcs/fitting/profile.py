@@ -157,8 +157,8 @@ class _Refits:
             root = self.root(target, points)
             # The root is linear in the value for a parabola.
             gain = (root - reached) / abs(target - value)
-            wanted = _ROOT_STEP / gain if gain > 0 else math.inf
-            step = float(np.clip(wanted, step / 4, 2 * step))
+            ideal = _ROOT_STEP / gain if gain > 0 else math.inf
+            step = float(np.clip(ideal, step / 4, 2 * step))
             value, reached = target, root
             if root > last:
                 return points
@@ -221,8 +221,8 @@ def profile(
                 sides.append(refits.side(sign, step, notes))
                 continue
             points = [(0.0, best)]
-            wanted = [float(v) for v in values if sign * (v - best[k]) > 0]
-            for value in sorted(wanted, reverse=sign < 0):
+            side = [float(v) for v in values if sign * (v - best[k]) > 0]
+            for value in sorted(side, reverse=sign < 0):
                 if not low <= value <= high:
                     raise ValueError(f"values: expected {low:g} .. {high:g}, got {value:g}")
                 refits.root(value, points)
@@ -248,11 +248,11 @@ def profile(
 
 def _crossing(points: list[tuple[float, Array]], k: int, limit: float, missing: float) -> float:
     """Return the first value where delta chi2 is `limit`, linear in its root, or `missing`."""
-    wanted = math.sqrt(limit)
+    end = math.sqrt(limit)
     roots = [math.sqrt(max(delta, 0.0)) for delta, _ in points]
     for i in range(1, len(points)):
-        if roots[i] >= wanted:
-            share = (wanted - roots[i - 1]) / (roots[i] - roots[i - 1])
+        if roots[i] >= end:
+            share = (end - roots[i - 1]) / (roots[i] - roots[i - 1])
             inner, outer = points[i - 1][1][k], points[i][1][k]
             return float(inner + share * (outer - inner))
     return missing

@@ -64,8 +64,8 @@ def test_intervals_are_those_of_scipy_refits(static, absolute):
     for level, limit in ((0.68, 1.0), (0.95, 3.84)):
         for end, sign in zip(profile.intervals[level], (-1, 1), strict=True):
             far = best + sign * 4 * np.sqrt(limit) * result.perr[result.names.index("D0")]
-            wanted = brentq(lambda v, c=least + limit: scipy_chi2(data, v, scale) - c, best, far)
-            assert end - best == pytest.approx(wanted - best, rel=0.01)
+            expected = brentq(lambda v, c=least + limit: scipy_chi2(data, v, scale) - c, best, far)
+            assert end - best == pytest.approx(expected - best, rel=0.01)
     assert profile.notes == ()
     assert profile.nfev < 60
 
