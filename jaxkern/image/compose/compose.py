@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core import compat
 from jaxkern.core.arguments import check_integer, to_integers
 from jaxkern.core.axes import on_batch
 from jaxkern.image import ops
@@ -30,6 +33,7 @@ from jaxkern.image.compose.batch import (
     uint16_to_float,
 )
 from jaxkern.image.compose.targets import (
+    FIELDS,
     applied_transforms,
     apply_to_fields,
     batch_count,
@@ -459,10 +463,20 @@ class Compose:
         """
         fields = images if isinstance(images, dict) else {"image": images}
         check_fields(fields, self.transforms)
+        used = {name: fields[name] for name in (*FIELDS, "label") if name in fields}
+        jitted = None if compat.is_tracing() else _jitted(self)
+        if jitted is None or not _is_jittable([key_or_keys, used, labels]):
+            return self._sample_and_apply(key_or_keys, images, labels)
+        if not isinstance(images, dict):
+            return jitted(key_or_keys, images, labels)
+        return fields | jitted(key_or_keys, used, labels)
+
+    def _sample_and_apply(self, key_or_keys: Any, images: Any, labels: Any) -> Any:
+        fields = images if isinstance(images, dict) else {"image": images}
         count, size = batch_count(fields["image"])
         keys = key_or_keys
         if is_single_key(keys):
-            keys = jax.random.split(keys, count)
+            keys = _split(keys, count)
         elif keys.shape[0] != count:
             raise ValueError(f"keys: expected {count} keys, one per image, got {keys.shape[0]}")
         params = self.sample(keys, size, fields.get("boxes"), fields.get("boxes_valid"))
@@ -492,6 +506,59 @@ class Compose:
             elif isinstance(transform, Normalize) and source is Dtype.U8:
                 source = Dtype.F32
         return source
+
+
+def _split(key: Any, count: int) -> Any:
+    """Return ``jax.random.split(key, count)``."""
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    threefry = str(jax.random.key_impl(key)) == "threefry2x32"
+    if not threefry or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
+        return jax.random.split(key, count)
+
+    def fold(words: Any, numbers: Any) -> Any:
+        keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+        # The split of such a key is the fold of the numbers from 0.
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(keys[0], numbers)
+        return jax.random.key_data(keys)
+
+    words = jax.random.key_data(key) if typed else key
+    split = per_image(fold, words[None], jnp.arange(count, dtype=jnp.uint32))
+    return jax.random.wrap_key_data(split, impl="threefry2x32") if typed else split
+
+
+# The jitted call of each chain, with the settings that it was traced with.
+_JITTED: weakref.WeakKeyDictionary[Compose, tuple[tuple[Any, ...], Any]]
+_JITTED = weakref.WeakKeyDictionary()
+
+
+def _jitted(aug: Compose) -> Any:
+    """Return the call of a chain as one compiled program; None if its transforms may change."""
+    settings = (aug.transforms, aug.dtype, aug.layout, aug.scale, aug.targets)
+    cached = _JITTED.get(aug)
+    if cached is None or any(a is not b for a, b in zip(cached[0], settings, strict=True)):
+        function = jax.jit(copy.copy(aug)._sample_and_apply) if _is_frozen(aug.transforms) else None
+        cached = _JITTED[aug] = settings, function
+    return cached[1]
+
+
+def _is_frozen(transforms: Sequence[Transform]) -> bool:
+    def is_frozen(transform: Transform) -> bool:
+        declared = getattr(type(transform), "__dataclass_params__", None)
+        inner = getattr(transform, "transforms", ())
+        return declared is not None and declared.frozen and _is_frozen(inner)
+
+    return all(map(is_frozen, transforms))
+
+
+def _is_jittable(values: Any) -> bool:
+    """Return True for arrays that `jax.jit` accepts without losing high bits of integers."""
+
+    def accepts(leaf: Any) -> bool:
+        if isinstance(leaf, np.ndarray):
+            return leaf.dtype.kind != "O" and not (leaf.dtype.kind in "iu" and leaf.itemsize == 8)
+        return isinstance(leaf, jax.Array)
+
+    return all(map(accepts, jax.tree.leaves(values, is_leaf=lambda x: isinstance(x, Ragged))))
 
 
 @dataclasses.dataclass(frozen=True)

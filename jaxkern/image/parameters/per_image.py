@@ -69,12 +69,17 @@ def per_image(fn: Callable[..., Any], *args: Any) -> Any:
     operands = [leaves[k] for k in positions]
     if any(isinstance(leaf, np.ndarray) for leaf in leaves) or not operands:
         return fn(*args)  # The values of NumPy arrays are checked.
+    # XLA gathers a sharded batch for a call whose operands all have the rank of the batch.
+    flat = all(x.ndim == 1 for x in operands)
+    operands[0] = operands[0][:, None] if flat else operands[0]
     template: Any = None
     indices: list[int] = []
 
     def of_one(*arrays: Any) -> list[Any]:
         nonlocal template, indices
         given = dict(zip(positions, arrays, strict=True))
+        if flat:
+            given[positions[0]] = arrays[0][:, 0]
         replaced = [given.get(k, leaf) for k, leaf in enumerate(leaves)]
         results, result_tree = jax.tree.flatten(fn(*jax.tree.unflatten(tree, replaced)))
         indices = [k for k, leaf in enumerate(results) if isinstance(leaf, jax.Array)]
