@@ -338,8 +338,8 @@ def test_fields_must_agree(node, workers):
     if node:
         pipes[0] = pipes[0] >> node
     message = (
-        r"the inputs of mix differ: \['id'\] is int32\[\] in input 0 and float32\[\] in input 1; "
-        r"\['image'\] is uint8\[8, 8, 3\] in input 0 and absent in input 1; \['more'\] is absent"
+        r"the inputs of mix differ: \['id'\] is int32\[N\] in input 0 and float32\[N\] in input 1; "
+        r"\['image'\] is uint8\[N, 8, 8, 3\] in input 0 and absent in input 1; \['more'\] is absent"
     )
     with pytest.raises(ValueError, match=message):
         epoch_of(mixture(*pipes))
