@@ -21,6 +21,7 @@ from jaxkern.pipeline.operators import ElementOperator, OperatorNode
 from jaxkern.pipeline.plan import PipelinePlan
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.as_source import as_source
+from jaxkern.pipeline.sources.source import check_choice
 from jaxkern.pipeline.streaming import StreamNode
 from jaxkern.pipeline.tuning import Auto, Tuning
 from jaxkern.ring import SlotMemory
@@ -133,8 +134,7 @@ def from_stream(
     options = _options(num_workers, prefetch_size, sharding)
     seed = check_integer("seed", seed, -(2**63))
     remainder = _remainder(drop_remainder, pad_remainder, sharding)
-    if resume not in ("auto", "count"):
-        raise ValueError(f"resume is {resume!r}; expected 'auto' or 'count'")
+    check_choice("resume", resume, "auto", "count")
     node = StreamNode(stream, batch_size, shuffle_buffer, seed, remainder, _shard(shard), resume)
     return Pipeline(Vertex(node), options)
 
