@@ -61,7 +61,7 @@ class PackedSource(EncodedSource):
 
     If all records of a field have equal shapes, its batches are arrays; images (uint8 [H, W, C], or
     JPEG) of different sizes are `jaxkern.image.Ragged`. The checksum of each record is verified
-    when the process reads it for the first time, see docs/packed.md.
+    when the process reads it for the first time, see docs/how-to/pack-files.md.
 
     Args:
       path: path of a file; or of several files: a pattern such as ``"train-*-of-00064.jkp"``, a
