@@ -1,10 +1,9 @@
 """Pipelines that feed a device from a source of records, and resume exactly."""
 
-from jaxkern.pipeline.combining import Rebatch, Repeat, Take
 from jaxkern.pipeline.expanding import Filter, FlatMap, Window
 from jaxkern.pipeline.explanation import Explanation, Overview, Stage
 from jaxkern.pipeline.iteration import PipelineIterator
-from jaxkern.pipeline.mixtures import concat, mix, zip
+from jaxkern.pipeline.mixtures import Rebatch, Repeat, Take, concat, mix, zip
 from jaxkern.pipeline.nodes import Cache
 from jaxkern.pipeline.operators import (
     Conditional,

@@ -85,10 +85,6 @@ class Epoch:
             epoch = self._inputs.get(key) or epoch  # another thread may have been first
         return epoch
 
-    def for_epoch(self, number: int) -> Epoch:
-        """Return another epoch of the same plan."""
-        return Epoch(self.plan, number, self.threads, self.ahead)
-
     def records(self, layout: BatchLayout, rows: range) -> np.ndarray:
         """Return the records int64 [N] of rows; rows past the end repeat the last."""
         parts, size = [], _BLOCK_RECORDS
@@ -163,7 +159,10 @@ class Blocks:
         plan = self.epoch.plan
         try:
             if vertex.node.sequential:
-                block = self._pulled_block(out)
+                if not callable(self._pulled):
+                    assert self._pulled is not None
+                    raise self._pulled
+                block = self._pulled(out)
             elif vertex in plan.compiled:
                 block = self._program_block(vertex, batch)
             else:
@@ -176,13 +175,6 @@ class Blocks:
             block = block._replace(data=row.read_only(block.data))
         self._made[vertex, batch] = block
         return block
-
-    def _pulled_block(self, out: Data | None) -> Block:
-        pulled = self._pulled
-        if isinstance(pulled, BaseException):
-            raise pulled
-        assert pulled is not None
-        return pulled(out)
 
     def _program_block(self, vertex: Vertex, batch: int) -> Block:
         program = self.epoch.plan.program(vertex)

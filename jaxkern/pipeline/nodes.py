@@ -93,11 +93,7 @@ class SourceNode(PipelineNode):
         data = self.source.gather(records, fields)
         row.check_rows(data, len(records), f"{self.source!r}.gather")
         if layout.remainder == "pad":
-            if "mask" in data:
-                raise ValueError(
-                    "the source has a field 'mask', which pad_remainder=True adds; rename it"
-                )
-            data = {**data, "mask": layout.mask_of(rows)}
+            data = row.with_mask(data, layout.mask_of(rows))
         return Block(data, records)
 
 

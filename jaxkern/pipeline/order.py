@@ -40,7 +40,8 @@ class Permutation:
         if not 1 <= count <= _MAX_RECORDS:
             raise ValueError(f"count is {count}; expected 1 to 2**62 records")
         self.count = count
-        self._keys = _round_keys(count, seed, epoch)
+        name = f"jaxkern order 1: {count} {seed} {epoch}".encode()
+        self._keys = tuple(map(_U64, np.frombuffer(hashlib.blake2b(name).digest(), "<u8")))
         self._a = _U64(math.isqrt(count - 1) + 1)  # ceil(sqrt(count))
         self._b = _U64(-(-count // int(self._a)))
 
@@ -82,11 +83,6 @@ class Permutation:
             right = (right + self._b - _reduce(left, self._keys[r + 1], self._b)) % self._b
             left = (left + self._a - _reduce(right, self._keys[r], self._a)) % self._a
         return left * self._b + right
-
-
-def _round_keys(count: int, seed: int, epoch: int) -> tuple[np.uint64, ...]:
-    name = f"jaxkern order 1: {count} {seed} {epoch}".encode()
-    return tuple(_U64(k) for k in np.frombuffer(hashlib.blake2b(name).digest(), "<u8"))
 
 
 def _mix(x: Array) -> Array:

@@ -116,7 +116,7 @@ class NodeProgram:
         self._vertices = [vertex for vertex in ordered if compiled.get(vertex) == where]
         self.inputs = tuple(vertex for vertex in ordered if compiled.get(vertex) != where)
         self.compilations = 0
-        self._seen: list[dict[str, str]] = []
+        self._seen: list[list[row.Fields]] = []
         self._lock = threading.Lock()
         self._jitted = jax.jit(self._trace, static_argnums=(1, 2))
 
@@ -179,24 +179,19 @@ class NodeProgram:
         return values[self._root]
 
     def _count(self, batches: tuple[Data, ...]) -> None:
-        names = [self._names[vertex] for vertex in self.inputs]
-        shapes = {
-            name + field: _without_rows(text)
-            for name, batch in zip(names, batches, strict=True)
-            for field, text in row.signature(batch).items()
-        }
+        fields = [row.fields_of(batch) for batch in batches]
         with self._lock:
             self.compilations += 1
-            known = shapes in self._seen
-            before = self._seen[-1] if self._seen else shapes
-            self._seen.append(shapes)
-        if known or before == shapes:
-            return
+            known = fields in self._seen
+            before = self._seen[-1] if self._seen else fields
+            self._seen.append(fields)
         changed = [
-            f"{field}: {before.get(field, 'absent')}, now {shapes.get(field, 'absent')}"
-            for field in sorted({*before, *shapes})
-            if before.get(field) != shapes.get(field)
+            f"{self._names[vertex]}{name}: {old}, now {new}"
+            for vertex, one, other in zip(self.inputs, before, fields, strict=True)
+            for name, old, new in row.differences(one, other)
         ]
+        if known or not changed:
+            return
         warnings.warn(
             f"the program {self.name!r} was compiled again (compilation {self.compilations}), "
             f"because the shapes of batches changed: {'; '.join(changed)}; pad or resize to one "
@@ -222,12 +217,3 @@ def salt_of(stream_name: str | None, occurrence: int) -> Salt | None:
         return None
     # The high bit is set because transforms fold in small numbers.
     return Salt(zlib.crc32(f"{stream_name} {occurrence}".encode()) | 0x80000000)
-
-
-def _without_rows(text: str) -> str:
-    """Return a description without the number of rows and the length of a Ragged buffer."""
-    kind, _, rest = text.partition("[")
-    sides = rest.rstrip("]").split(", ")[1:]
-    if kind == "Ragged":
-        sides = [side for side in sides if not side.endswith(" bytes")]
-    return f"{kind}[N{''.join(', ' + side for side in sides)}]"

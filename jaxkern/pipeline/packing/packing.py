@@ -92,7 +92,9 @@ def pack(
     if len(reader) == 0:
         raise ValueError(f"the source {reader!r} is empty; expected at least one record")
     paths = shard_paths(Path(path), len(reader), shards)
-    _check_free(paths, overwrite)
+    # A part of a set may be resumed.
+    if not overwrite and all(map(os.path.lexists, paths)):
+        raise _exists(paths[0])
     encoder = RecordEncoder(reader, format, max_side, images)
     about = _about(reader, encoder)
     digest = _digest(reader, about, encoder)
@@ -152,12 +154,6 @@ def _encode(encoder: RecordEncoder, records: range, threads: int) -> Iterator[li
         finally:
             for future in ahead:
                 future.cancel()
-
-
-def _check_free(paths: Sequence[Path], overwrite: bool) -> None:
-    """Raise if the file, or all files of a set, exist; a part of a set may be resumed."""
-    if not overwrite and all(map(os.path.lexists, paths)):
-        raise _exists(paths[0])
 
 
 def _exists(path: Path) -> FileExistsError:

@@ -4,7 +4,7 @@
     4096    data of the records, one record after another
     ...     index, from the start of a page to the end of the file: JSON text, and columns
 
-All numbers are little endian. See docs/packed.md for the tables.
+All numbers are little endian. See docs/reference/packed-format.md for the tables.
 """
 
 from __future__ import annotations

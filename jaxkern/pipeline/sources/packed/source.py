@@ -62,7 +62,7 @@ class PackedSource(EncodedSource):
 
     If all records of a field have equal shapes, its batches are arrays; images (uint8 [H, W, C], or
     JPEG) of different sizes are `jaxkern.image.Ragged`. The checksum of each record is verified
-    when the process reads it for the first time, see docs/packed.md.
+    when the process reads it for the first time, see docs/how-to/pack-files.md.
 
     Of URLs, only the index is read at first. Worker threads read the byte ranges of a batch, many
     at once, and verify their checksums each time.
