@@ -4,7 +4,6 @@ that differ between local and remote copies, and caches that remove files in use
 
 from __future__ import annotations
 
-import io
 import os
 
 import numpy as np
@@ -113,12 +112,12 @@ def test_a_lasting_failure_names_file_range_attempts_and_cause(tmp_path, monkeyp
     monkeypatch.setattr(remote, "_TIMEOUT", 0.2)
     pack(arrays(8, 40), tmp_path / "x.jkp", progress=False)
     failing = []
-    with serving(tmp_path, lambda *_: failing and fault or "") as server:
+    with serving(tmp_path, lambda *_: fault if failing else "") as server:
         batches = iter(jk.from_source(f"{server.url}/x.jkp", 4, num_workers=1, prefetch_size=1))
         failing.append(True)
-        cause = {"short": "got 14688", "slow": "no answer within 0.2 s", "503": "503"}.get(fault, "")
+        cause = {"cut": "", "short": "got 14688", "slow": "no answer within 0.2 s", "503": "503"}
         delivered = []
-        with raises(OSError, f"{server.url}/x.jkp, bytes ", "3 attempts failed", cause):
+        with raises(OSError, f"{server.url}/x.jkp, bytes ", "3 attempts failed", cause[fault]):
             for batch in batches:
                 delivered += batch["record"].tolist()
         resumed = iter(jk.from_source(tmp_path / "x.jkp", 4))
@@ -245,9 +244,10 @@ def test_the_cache_downloads_once_and_notices_replaced_files(tmp_path):
         (tmp_path / "local").touch()
         copies = cached(urls, tmp_path / "cache")
         assert [each.name for each in copies] == ["x", "local", "empty"]
-        assert copies[0].read_bytes() == data and copies[2].read_bytes() == b""
+        assert [each.read_bytes() for each in copies] == [data, b"", b""]
         assert server.gets == 3  # pieces of 4 MiB
-        assert cached(urls, tmp_path / "cache") == copies and server.gets == 3
+        assert cached(urls, tmp_path / "cache") == copies
+        assert server.gets == 3
         (folder / "x").write_bytes(data[::-1])
         assert cached(urls[0], tmp_path / "cache")[0].read_bytes() == data[::-1]
         assert copies[0].read_bytes() == data  # an open source is not disturbed
@@ -301,6 +301,6 @@ def test_ranges_are_read_together():
         (f, o, n): files[f][o : o + n] for f, o, n in ranges.tolist() if n
     }
     assert sorted(requests) == [(0, 0, 6), (0, 99_990, 100_000), (1, 5, 20)]
-    reader = io.BufferedReader(remote.RemoteReader(made[1]))
+    reader = remote.RemoteReader(made[1])
     reader.seek(-20, os.SEEK_END)
-    assert reader.read() == files[1][-20:] and reader.read() == b""
+    assert [reader.read(), reader.read()] == [files[1][-20:], b""]

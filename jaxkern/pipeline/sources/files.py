@@ -59,7 +59,7 @@ def check_local(path: Any, what: str) -> None:
     if is_url(path):
         raise ValueError(
             f"{path!r:.200} is a URL, and {what} are read from local files: pass "
-            "jaxkern.pipeline.cached(urls, folder), or write packed files, see jaxkern.pipeline.pack"
+            "jaxkern.pipeline.cached(urls, folder), or write packed files (jaxkern.pipeline.pack)"
         )
 
 

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import io
 import itertools
@@ -137,13 +138,11 @@ async def _gather(coroutines: Iterable[Any]) -> None:
             task.cancel()
 
 
-async def _retry(what: str, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Return the result of an attempt; repeat it after failures that may be temporary.
-
-    Raises:
-      FileNotFoundError, PermissionError, ...: an error that another attempt would raise again.
-      RemoteError: all attempts failed.
-    """
+async def _retry(
+    what: str, attempt: Callable[[], Awaitable[_Result]], attempts: int | None = None
+) -> _Result:
+    """Return the result of an attempt; repeat it after failures that may be temporary."""
+    attempts = _ATTEMPTS if attempts is None else attempts
     for number in itertools.count(1):
         try:
             async with _slots:
@@ -156,7 +155,7 @@ async def _retry(what: str, attempt: Callable[[], Awaitable[_Result]]) -> _Resul
                 if isinstance(error, FileNotFoundError):
                     raise FileNotFoundError(f"{what}: no such file") from error
                 raise RemoteError(f"{what} cannot be read: {reason}") from error
-            if number == _ATTEMPTS:
+            if number == attempts:
                 text = f"{what} cannot be read: {number} attempts failed, the last with {reason}"
                 raise RemoteError(text) from error
         wait = min(_FIRST_WAIT * 2 ** (number - 1), _LONGEST_WAIT)
@@ -204,18 +203,18 @@ class RemoteFile:
 
     def check_unchanged(self) -> None:
         """Raise RemoteError if the file was replaced after it was opened."""
-        _run(self._check_unchanged, _ATTEMPTS)
+        if change := _run(self._change):
+            raise RemoteError(change)
 
-    async def _check_unchanged(self, attempts: int) -> None:
-        def attempt() -> Awaitable[tuple[int, str]]:
-            return _status(self._system, self._path)
-
-        _, version = await (_retry(self.url, attempt) if attempts > 1 else attempt())
-        if version != self.version:
-            raise RemoteError(
-                f"{self.url} was replaced while it was read: its version was {self.version} and "
-                f"is {version}; open it again"
-            )
+    async def _change(self, attempts: int | None = None) -> str:
+        status = functools.partial(_status, self._system, self._path)
+        _, version = await _retry(self.url, status, attempts)
+        if version == self.version:
+            return ""
+        return (
+            f"{self.url} was replaced while it was read: its version was {self.version} and is "
+            f"{version}; open it again"
+        )
 
     def _pieces(self, begin: int, end: int, out: np.ndarray) -> list[Awaitable[None]]:
         """Return coroutines that read bytes into `out`, which begins at byte `begin`."""
@@ -240,18 +239,13 @@ class RemoteFile:
 
         try:
             return await _retry(f"{self.url}, bytes {begin} to {end},", attempt)
-        except Exception:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._explain_failure(), _TIMEOUT)
+        except Exception as error:
+            change = ""
+            with contextlib.suppress(Exception):  # the first error is the one to report
+                change = await self._change(attempts=1)
+            if change:
+                raise RemoteError(change) from error
             raise
-
-    async def _explain_failure(self) -> None:
-        try:
-            await self._check_unchanged(1)
-        except RemoteError:
-            raise
-        except Exception:
-            pass  # the first error is the one to report
 
 
 async def _status(system: Any, path: str) -> tuple[int, str]:
@@ -272,8 +266,7 @@ class RemoteReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
+    seekable = readable
 
     def tell(self) -> int:
         return self._at
@@ -389,12 +382,29 @@ def cached(
         _make_room(root, {*copies}, size, max_bytes)
         _in_use.update(copies)
         with ProgressBar(progress and bool(missing), "download", "bytes") as bar:
-            bar.update(0, size)
-            downloads = _Downloads(bar)
+            done, stopped = 0, False
+
+            async def piece(file: RemoteFile, begin: int, out: int) -> None:
+                nonlocal done
+                if stopped:
+                    raise RemoteError(f"{file.url}: the download was stopped")
+                data = await file.read(begin, min(begin + _REQUEST_BYTES, file.size))
+                if await asyncio.to_thread(os.pwrite, out, data, begin) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.url))
+                done += len(data)
+                bar.update(done, size)
+
+            def download(path: Path) -> None:
+                file = missing[path]
+                with atomic_write(path) as temporary, temporary.open("r+b") as out:
+                    steps = range(0, file.size, _REQUEST_BYTES)
+                    _run(_gather, [piece(file, begin, out.fileno()) for begin in steps])
+                    file.check_unchanged()
+
             try:
-                list(threads.map(downloads.download, missing.values(), missing))
+                list(threads.map(download, missing))
             except BaseException:
-                downloads.stopped = True
+                stopped = True
                 raise
         for path in copies:  # the access time; an index of headers compares the other one
             os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
@@ -425,27 +435,3 @@ def _make_room(root: Path, wanted: set[Path], size: int, max_bytes: int | None) 
             f"max_bytes is {max_bytes}, but the files that this process uses in {root} have "
             f"{total} bytes"
         )
-
-
-class _Downloads:
-    """Downloads files, several at once."""
-
-    def __init__(self, bar: ProgressBar) -> None:
-        self._bar, self._done, self._lock = bar, 0, threading.Lock()
-        self.stopped = False
-
-    def download(self, file: RemoteFile, path: Path) -> None:
-        with atomic_write(path) as temporary, temporary.open("r+b") as out:
-            steps = range(0, file.size, _REQUEST_BYTES)
-            _run(_gather, [self._piece(file, begin, out.fileno()) for begin in steps])
-            file.check_unchanged()
-
-    async def _piece(self, file: RemoteFile, begin: int, out: int) -> None:
-        if self.stopped:
-            raise RemoteError(f"{file.url}: the download was stopped")
-        data = await file.read(begin, min(begin + _REQUEST_BYTES, file.size))
-        if await asyncio.to_thread(os.pwrite, out, data, begin) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.url))
-        with self._lock:
-            self._done += len(data)
-        self._bar.update(self._done)

@@ -76,8 +76,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(int(fault or 404), b"", body)
             return
         if path.is_dir():
-            names = [each.name for each in path.iterdir()]
-            links = "".join(f'<a href="{self.path.rstrip("/")}/{name}">{name}</a>' for name in names)
+            base = self.path.rstrip("/")
+            links = "".join(f'<a href="{base}/{each.name}">file</a>' for each in path.iterdir())
             self._send(200, links.encode(), body)
             return
         data, status = path.read_bytes(), 200

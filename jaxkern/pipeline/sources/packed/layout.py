@@ -19,7 +19,6 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np

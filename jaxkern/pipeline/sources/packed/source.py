@@ -139,7 +139,8 @@ class PackedSource(EncodedSource):
             columns[field.name] = self._column(stored, options)
         super().__init__(columns, **options)
         self.on_bad_record = on_bad_record
-        self._unread = None if verify == "never" and not self._is_remote else np.ones(len(self), bool)
+        verifies = verify == "first" or self._is_remote
+        self._unread = np.ones(len(self), bool) if verifies else None
 
     def __repr__(self) -> str:
         name = self.paths[0].name
@@ -373,7 +374,8 @@ class _RemoteRows(RowParts):
     """Arrays of equal shape that are read from their servers."""
 
     def __init__(self, stored: _StoredField) -> None:
-        super().__init__([np.broadcast_to(np.empty((), stored.field.dtype), (len(stored.shape), *stored.shape[0]))])
+        shape = (len(stored.shape), *stored.shape[0].tolist())
+        super().__init__([np.broadcast_to(np.empty((), stored.field.dtype), shape)])
         self._stored = stored
 
     def take(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
