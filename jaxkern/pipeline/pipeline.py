@@ -46,9 +46,9 @@ def from_source(
     epoch) and is not stored in memory; see docs/explanation/epochs-and-resume.md.
 
     Args:
-      source: field -> array [N, ...] or path of an ``.npy`` file; or paths of a data set, or URLs of
-        packed or Parquet files (see `cached` for others); or anything with ``len`` and ``[i]`` that
-        returns dicts, such as Grain's sources; or an `ArraySource`, `HDF5Source`,
+      source: field -> array [N, ...] or path of an ``.npy`` file; or paths of a data set; or
+        URLs of packed or Parquet files (`cached` downloads others); or anything with ``len`` and
+        ``[i]`` that returns dicts, such as Grain's sources; or an `ArraySource`, `HDF5Source`,
         `ImageFolder` or `Subset` of `jaxkern.pipeline`, or a `BatchSource` of your own.
       batch_size: records per batch of this shard.
       shuffle: True for a random order, different in each epoch; False for the order of the source.
