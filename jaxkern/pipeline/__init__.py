@@ -24,6 +24,7 @@ from jaxkern.pipeline.sources.formats.webdataset import WebDatasetSource
 from jaxkern.pipeline.sources.images.fields import Encoded
 from jaxkern.pipeline.sources.images.sources import EncodedRecords, ImageFiles, ImageFolder
 from jaxkern.pipeline.sources.packed.source import PackedSource
+from jaxkern.pipeline.sources.remote import cached
 from jaxkern.pipeline.sources.source import ArraySource, BatchSource, EncodedImages
 from jaxkern.pipeline.sources.stored_arrays import HDF5Source, TokenSource, ZarrSource
 from jaxkern.pipeline.token_packing import Pack
@@ -71,6 +72,7 @@ __all__ = [
     "WebDatasetSource",
     "Window",
     "ZarrSource",
+    "cached",
     "concat",
     "from_source",
     "from_stream",

@@ -46,7 +46,8 @@ def from_source(
     epoch) and is not stored in memory; see docs/explanation/epochs-and-resume.md.
 
     Args:
-      source: field -> array [N, ...] or path of an ``.npy`` file; or anything with ``len`` and
+      source: field -> array [N, ...] or path of an ``.npy`` file; or paths of a data set; or
+        URLs of packed or Parquet files (`cached` downloads others); or anything with ``len`` and
         ``[i]`` that returns dicts, such as Grain's sources; or an `ArraySource`, `HDF5Source`,
         `ImageFolder` or `Subset` of `jaxkern.pipeline`, or a `BatchSource` of your own.
       batch_size: records per batch of this shard.

@@ -15,7 +15,7 @@ PAGES = [ROOT / "README.md", ROOT / "PACKAGE.md", *sorted((ROOT / "docs").rglob(
 # What only a GPU or a cluster can run, or `make test-huggingface`, says so in its own text.
 _ELSEWHERE = re.compile(
     r"\bgpu-check|cuda|devices\(.gpu.\)|require=.gpu|slurm|srun|sbatch|distributed\.initialize"
-    r"|import datasets",
+    r"|import datasets|s3://",
     re.IGNORECASE,
 )
 
