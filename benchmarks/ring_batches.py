@@ -9,14 +9,10 @@ the default allocator, which maps each large array again, and with freed memory 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import queue
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -27,13 +23,9 @@ import numpy as np
 import peers
 
 import jaxkern as jk
-from jaxkern.benchmarking import Samples
 
 COUNT, BATCH, SIDE, SIZE = 4096, 64, 256, 224
 BYTES = SIDE * SIDE * 3
-# The consumer needs the interpreter for some microseconds per batch, but a spinning thread releases
-# it only every 5 ms. The slots must hold what is made in the meantime.
-SPIN_SLOTS, SPIN_EPOCHS = 32, 4
 
 
 def make_images(count: int) -> np.ndarray:
@@ -80,14 +72,12 @@ class Methods:
         for batch in pipe:
             yield batch[field]
 
-    def assembly(
-        self, augment: bool = False, workers: int = 2, capacity: int = 4, times: int = 1
-    ) -> Iterator[Any]:
+    def assembly(self, augment: bool = False) -> Iterator[Any]:
         producers = {"image": self.producer} if augment else {}
+        images = {"image": self.images}
         with jk.ring.Assembly(
-            {"image": self.images}, np.tile(self.order, times), BATCH, workers=workers,
-            capacity=capacity, producers=producers,
-        ) as batches:  # fmt: skip
+            images, self.order, BATCH, workers=2, capacity=4, producers=producers
+        ) as batches:
             for batch in batches:
                 yield batch["image"]
 
@@ -193,72 +183,6 @@ def compare_with_memory_kept(count: int, rounds: int) -> list[harness.Row]:
     return compare_methods(methods(Methods(count)), rounds)
 
 
-@contextlib.contextmanager
-def spinning_thread() -> Iterator[None]:
-    """Run a Python thread that releases the interpreter only every 5 ms."""
-    stop = threading.Event()
-
-    def spin() -> None:
-        while not stop.is_set():
-            sum(range(20_000))
-
-    thread = threading.Thread(target=spin)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-@contextlib.contextmanager
-def spinning_process() -> Iterator[None]:
-    """Run the same load in another process, which does not need this interpreter's lock."""
-    code = "print(flush=True)\nwhile True: sum(range(20_000))"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        try:
-            yield
-        finally:
-            other.kill()
-
-
-def compare_while_spinning(m: Methods, rounds: int) -> list[harness.Row]:
-    """Compare one native worker while a Python thread, or another process, computes constantly."""
-    table = []
-    for label, augment in (("raw", False), ("augmented", True)):
-        thread, process = f"{label}, a thread spins", f"{label}, a process spins"
-        seconds: dict[str, list[float]] = {thread: [], process: []}
-        for _ in harness.progress(range(rounds), "spinning"):
-            for name, spinning in ((process, spinning_process), (thread, spinning_thread)):
-                with spinning():
-                    seconds[name].append(seconds_per_later_epoch(m, augment))
-        samples = {name: Samples(tuple(times)) for name, times in seconds.items()}
-        name = f"{label}, 1 worker: a Python thread spins, against another process that does"
-        table.append(harness.Row(name, samples, thread, [process], 0.9))
-    return table
-
-
-def seconds_per_later_epoch(m: Methods, augment: bool) -> float:
-    """Return the seconds of an epoch after a first one, which writes to all slots."""
-    batches = m.assembly(augment, 1, SPIN_SLOTS, SPIN_EPOCHS + 1)
-    write_slots(batches, SPIN_SLOTS)
-    for _ in itertools.islice(batches, len(m.order) // BATCH - SPIN_SLOTS):
-        pass
-    begin = time.perf_counter()
-    for batch in batches:
-        del batch
-    return (time.perf_counter() - begin) / SPIN_EPOCHS
-
-
-def write_slots(batches: Iterator[Any], slots: int) -> None:
-    """Hold ``slots`` batches at once, so that all slots are written; the ring reuses the slot that
-    was released last."""
-    held = list(itertools.islice(batches, slots))
-    del held
-
-
 def main() -> None:
     bench = harness.Benchmark(__doc__, rounds=(7, 3))
     count = 2560 if bench.quick else COUNT
@@ -268,7 +192,6 @@ def main() -> None:
         "Freed memory kept": harness.call(
             "ring_batches", "compare_with_memory_kept", count, bench.rounds
         ),
-        "While Python computes": compare_while_spinning(m, bench.rounds),
     }
     lines = []
     for title, rows in tables.items():

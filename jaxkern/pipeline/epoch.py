@@ -346,6 +346,8 @@ class NativeEngine:
         self._epoch, self._work = epoch, work
         self._layout = layout = epoch.plan.layouts[work.source]
         self._reader = work.source.node.source
+        pending = epoch.plan.final_program or work.masks or work.residual or device
+        self._finished = pending is None or pending is False
         self._assembly = Assembly(
             work.arrays,
             self._orders(start),
@@ -373,12 +375,15 @@ class NativeEngine:
         value = None if error is not None else self._item(index, data)
         return Item(value, error, index, index + 1)
 
-    def _item(self, index: int, data: dict[str, Any]) -> WorkItem:
+    def _item(self, index: int, data: dict[str, Any]) -> WorkItem | Data:
+        """Return the work item, or the batch if nothing remains to be done with it."""
         work, rows = self._work, self._layout.rows_of(index)
         if self._layout.remainder == "pad":
             data["mask"] = self._layout.mask_of(rows)
+        plan, bad = self._epoch.plan, 0
+        if self._finished and plan.first is not None:  # the shortest way, for small batches
+            return data
         records = self._epoch.records(self._layout, rows)
-        bad = 0
         if work.masks and not (valid := np.asarray(data["valid"])).all():
             bad = int((~valid & self._layout.mask_of(rows)).sum())
             self._reader.note_masked(records[~valid])
@@ -386,8 +391,8 @@ class NativeEngine:
             names = work.arrays.keys() - work.producers.keys()
             other = WorkItem.of([{name: data[name] for name in names}], records)
             data |= work.residual(other, self._epoch.key)
-        item = WorkItem.of([data], records, bad=bad)
-        self._epoch.plan.learn(item)
+        item = WorkItem.of([data], records, owned=True, bad=bad)
+        plan.learn(item)
         return item
 
     def _orders(self, start: int) -> Iterator[np.ndarray]:
