@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxkern.core import registry
 from jaxkern.core.backend import current_backend
+from jaxkern.core.threads import num_threads
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import PendingShards, ReshardedOrder
 from jaxkern.pipeline.graph import BatchLayout, KeyDerivation, Vertex
@@ -37,6 +38,7 @@ class NativeWork(NamedTuple):
     producers: dict[str, SeededProducer]  # by field; the other fields are copied
     masks: bool = False  # a field "valid" says which records the producers could make
     residual: NodeProgram | None = None  # for the remaining fields, when a batch is delivered
+    most_threads: int = 1  # as many as the kernels use; reading the limits takes 0.2 ms
 
 
 def native_work(plan: PipelinePlan) -> NativeWork | None:
@@ -55,7 +57,9 @@ def native_work(plan: PipelinePlan) -> NativeWork | None:
         return None
     masks = reader.on_bad_record == "mask"
     if last is source:
-        return None if encoded or masks else NativeWork(source, rows, {})
+        if encoded or masks:
+            return None
+        return NativeWork(source, rows, {}, most_threads=num_threads())
     fields: dict[str, jax.ShapeDtypeStruct] = {
         name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in rows.items()
     }
@@ -75,7 +79,7 @@ def native_work(plan: PipelinePlan) -> NativeWork | None:
         keys = {vertex: plan.derivations[last]} if last in plan.derivations else {}
         names = {source: source.node.name, vertex: node.name}
         residual = NodeProgram(vertex, {vertex: "host"}, names, keys)
-    return NativeWork(source, arrays, producers, masks, residual)
+    return NativeWork(source, arrays, producers, masks, residual, num_threads())
 
 
 def _row_arrays(node: SourceNode) -> Mapping[str, np.ndarray | RowParts] | None:

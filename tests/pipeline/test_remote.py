@@ -245,9 +245,11 @@ def test_the_cache_downloads_once_and_notices_replaced_files(tmp_path):
         copies = cached(urls, tmp_path / "cache")
         assert [each.name for each in copies] == ["x", "local", "empty"]
         assert [each.read_bytes() for each in copies] == [data, b"", b""]
-        assert server.gets == 3  # pieces of 4 MiB
+        assert server.gets == 5  # pieces of 2 MiB
         assert cached(urls, tmp_path / "cache") == copies
-        assert server.gets == 3
+        assert server.gets == 5
+        copies[0].write_bytes(b"damaged")
+        assert cached(urls, tmp_path / "cache")[0].read_bytes() == data
         (folder / "x").write_bytes(data[::-1])
         assert cached(urls[0], tmp_path / "cache")[0].read_bytes() == data[::-1]
         assert copies[0].read_bytes() == data  # an open source is not disturbed

@@ -37,12 +37,12 @@ from jaxkern.pipeline.sources.files import (
 )
 from jaxkern.pipeline.sources.images.headers import ByteRanges
 
-_REQUEST_BYTES = 1 << 22  # maximum size of a request
+_REQUEST_BYTES = 1 << 21  # maximum size of a request
 _GAP_BYTES = 1 << 14  # ranges with smaller gaps are read by one request
-_REQUESTS = 32  # maximum number of requests at once
+_REQUESTS = 64  # maximum number of requests at once
 _FILES = 16  # maximum number of files that are opened or downloaded at once
 _ATTEMPTS = 8
-_TIMEOUT = 60.0  # seconds for an attempt
+_TIMEOUT = 120.0  # seconds for an attempt
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between attempts: doubled each time, with jitter
 _VERSIONS = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "updated", "mtime")
 
@@ -377,7 +377,7 @@ def cached(
     threads = concurrent.futures.ThreadPoolExecutor(_FILES, "jaxkern-download")
     with lock_output(root / "cache", math.inf), threads:
         copies = {_copy_of(file, root): file for file in threads.map(RemoteFile.open, urls)}
-        missing = {path: file for path, file in copies.items() if not path.exists()}
+        missing = {p: f for p, f in copies.items() if not p.exists() or p.stat().st_size != f.size}
         size = sum(file.size for file in missing.values())
         _make_room(root, {*copies}, size, max_bytes)
         _in_use.update(copies)
