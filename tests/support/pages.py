@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "PACKAGE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "PACKAGE.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "api" not in page.parts),
+]
 
-# What only a GPU or a cluster can run, or `make test-huggingface`, says so in its own text.
+# What only a GPU or a cluster can run, `make test-huggingface` or PyTorch, says so in its text.
 _ELSEWHERE = re.compile(
     r"\bgpu-check|cuda|devices\(.gpu.\)|require=.gpu|slurm|srun|sbatch|distributed\.initialize"
-    r"|import datasets|s3://",
+    r"|import datasets|import torch|s3://",
     re.IGNORECASE,
 )
 
