@@ -19,10 +19,8 @@ from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import Order, Shard
 from jaxkern.pipeline.engine import Engine, Item, ItemSource
-from jaxkern.pipeline.graph import RECORDS_PER_CALL, BatchLayout, Block, Vertex
-from jaxkern.pipeline.nodes import SourceNode
-from jaxkern.pipeline.plan import PipelinePlan
-from jaxkern.pipeline.program import WorkItem
+from jaxkern.pipeline.nodes import RECORDS_PER_CALL, BatchLayout, Block, SourceNode, Vertex
+from jaxkern.pipeline.plan import PipelinePlan, WorkItem
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import DeferredBlock, Flow
 from jaxkern.ring import Assembly, ProducerError, RingStats, SlotMemory

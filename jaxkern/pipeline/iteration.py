@@ -17,8 +17,7 @@ from jaxkern.core.failures import is_interrupt
 from jaxkern.core.forking import check_not_forked
 from jaxkern.pipeline.engine import Engine, Item
 from jaxkern.pipeline.epoch import Epoch, NativeEngine, WorkItems
-from jaxkern.pipeline.plan import PipelinePlan
-from jaxkern.pipeline.program import WorkItem
+from jaxkern.pipeline.plan import PipelinePlan, WorkItem
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.state import make_state, read_state, read_states
 from jaxkern.pipeline.tuning import Auto, PipelineStats, Tuning
