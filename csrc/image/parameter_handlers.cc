@@ -31,14 +31,14 @@ struct ImageParameters {
   template <class Binding>
   static auto bind(Binding&& contexts) {
     return std::move(contexts)
-        .RemainingArgs()                             // [batch..., up to 3 axes] bool, i32, u32, f32
-        .RemainingRets()                             // likewise
-        .template Attr<Integers>("instructions")     // [instructions * 6]
-        .template Attr<Integers>("constants")        // bits of words
-        .template Attr<Integers>("registers")        // [2]: of words and of doubles
-        .template Attr<Integers>("ranks")            // of operands, then of results
-        .template Attr<Integers>("operands")         // registers of all values of operands
-        .template Attr<Integers>("results");         // registers of all values of results
+        .RemainingArgs()                          // [batch..., up to 3 axes] bool, i32, u32, f32
+        .RemainingRets()                          // likewise
+        .template Attr<Integers>("instructions")  // [instructions * 6]
+        .template Attr<Integers>("constants")     // bits of words
+        .template Attr<Integers>("registers")     // [2]: of words and of doubles
+        .template Attr<Integers>("ranks")         // of operands, then of results
+        .template Attr<Integers>("operands")      // registers of all values of operands
+        .template Attr<Integers>("results");      // registers of all values of results
   }
 
   ImageParameters(ffi::RemainingArgs args, ffi::RemainingRets rets, Integers instructions,
@@ -105,8 +105,8 @@ struct ImageParameters {
     return {};
   }
 
-  void add(const char* name, ffi::AnyBuffer buffer, int32_t rank, Integers registers,
-           int32_t least, size_t* used, std::vector<Values>* list) {
+  void add(const char* name, ffi::AnyBuffer buffer, int32_t rank, Integers registers, int32_t least,
+           size_t* used, std::vector<Values>* list) {
     const Operand operand = checked(least == 0, name, buffer, rank);
     if (!call.ok()) return;
     const ffi::DataType dtype = operand.dtype;
@@ -168,17 +168,16 @@ ffi::Error run_program(const ImageParameters& op, ffi::ThreadPool pool) {
   Call call = op.call;
   if (const char* problem = simd_problem()) call.fail(problem);
   if (!call.ok()) return call.error();
-  parallel_for(executor_of(pool), call.samples(), kParameterLanes,
-               [&](int64_t begin, int64_t end) {
-                 char* const registers = thread_scratch<kRegisterBytes>();
-                 for (const Values& values : op.operands) {
-                   load(values, begin, end - begin, registers);
-                 }
-                 run_parameters(op.program, registers);
-                 for (const Values& values : op.results) {
-                   store(values, begin, end - begin, registers);
-                 }
-               });
+  parallel_for(executor_of(pool), call.samples(), kParameterLanes, [&](int64_t begin, int64_t end) {
+    char* const registers = thread_scratch<kRegisterBytes>();
+    for (const Values& values : op.operands) {
+      load(values, begin, end - begin, registers);
+    }
+    run_parameters(op.program, registers);
+    for (const Values& values : op.results) {
+      store(values, begin, end - begin, registers);
+    }
+  });
   return ffi::Error::Success();
 }
 

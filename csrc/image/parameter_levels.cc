@@ -1,10 +1,9 @@
-// The loops of parameter programs, compiled once per SIMD level with every product rounded before it
-// is added.
-#include "image/parameters.h"
-
+// The loops of parameter programs, compiled once per SIMD level with every product rounded before
+// it is added.
 #include <cmath>
 #include <cstring>
 
+#include "image/parameters.h"
 #include "image/random.h"
 
 namespace jaxkern::image::JAXKERN_LEVEL {
@@ -33,9 +32,9 @@ inline int32_t truncated(double x) {
 
 inline float inverse_erf(float x) {
   // M. Giles, Approximating the erfinv function, 2010.
-  const float kSmall[] = {2.81022636e-08f, 3.43273939e-07f, -3.5233877e-06f,
-                          -4.39150654e-06f, 0.00021858087f, -0.00125372503f,
-                          -0.00417768164f, 0.246640727f,    1.50140941f};
+  const float kSmall[] = {2.81022636e-08f,  3.43273939e-07f, -3.5233877e-06f,
+                          -4.39150654e-06f, 0.00021858087f,  -0.00125372503f,
+                          -0.00417768164f,  0.246640727f,    1.50140941f};
   const float kLarge[] = {-0.000200214257f, 0.000100950558f, 0.00134934322f,
                           -0.00367342844f,  0.00573950773f,  -0.0076224613f,
                           0.00943887047f,   1.00167406f,     2.83297682f};
@@ -113,18 +112,18 @@ void run_parameters(const ParameterProgram& program, char* registers) {
     switch (at.op) {
       // Operands may be the register of the result, of which each lane is read before it is
       // written.
-#define JAXKERN_CASE(name, R, T, expression)                                               \
-  case k_##name: {                                                                         \
-    char* const out = sizeof(R) == 8 ? wide(at.out) : word(at.out);                        \
-    const char* const a = sizeof(T) == 8 ? wide(at.x) : word(at.x);                        \
-    const char* const b = sizeof(T) == 8 ? wide(at.y) : word(at.y);                        \
-    const char* const c = sizeof(T) == 8 ? wide(at.z) : word(at.z);                        \
-    _Pragma("GCC ivdep") for (int64_t i = 0; i < kLanes; ++i) {                            \
-      const T x = load<T>(a, i);                                                           \
-      [[maybe_unused]] const T y = load<T>(b, i), z = load<T>(c, i);                       \
-      store<R>(out, i, static_cast<R>(expression));                                        \
-    }                                                                                      \
-    break;                                                                                 \
+#define JAXKERN_CASE(name, R, T, expression)                         \
+  case k_##name: {                                                   \
+    char* const out = sizeof(R) == 8 ? wide(at.out) : word(at.out);  \
+    const char* const a = sizeof(T) == 8 ? wide(at.x) : word(at.x);  \
+    const char* const b = sizeof(T) == 8 ? wide(at.y) : word(at.y);  \
+    const char* const c = sizeof(T) == 8 ? wide(at.z) : word(at.z);  \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < kLanes; ++i) {      \
+      const T x = load<T>(a, i);                                     \
+      [[maybe_unused]] const T y = load<T>(b, i), z = load<T>(c, i); \
+      store<R>(out, i, static_cast<R>(expression));                  \
+    }                                                                \
+    break;                                                           \
   }
       JAXKERN_LANE_OPS(JAXKERN_CASE)
 #undef JAXKERN_CASE

@@ -64,12 +64,12 @@ enum ParameterOp : int32_t {
 #define JAXKERN_NUMBER(name, R, T, expression) k_##name,
   JAXKERN_LANE_OPS(JAXKERN_NUMBER)
 #undef JAXKERN_NUMBER
-      k_select_d,   // x: a word; y, z: doubles
-  k_constant_i,     // x: index of a constant
-  k_constant_d,     // x: index of the low word of a constant, which the high word follows
-  k_gather_i,       // x: index, clamped; y: the first constant; z: number of constants
-  k_threefry,       // x, y: key; z: counter; two results
-  k_random_gamma,   // x, y: key; z: alpha; the logarithm of a gamma variate
+      k_select_d,  // x: a word; y, z: doubles
+  k_constant_i,    // x: index of a constant
+  k_constant_d,    // x: index of the low word of a constant, which the high word follows
+  k_gather_i,      // x: index, clamped; y: the first constant; z: number of constants
+  k_threefry,      // x, y: key; z: counter; two results
+  k_random_gamma,  // x, y: key; z: alpha; the logarithm of a gamma variate
   kParameterOps
 };
 

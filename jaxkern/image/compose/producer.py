@@ -153,7 +153,9 @@ class _DrawingProgram:
         if others:
             raise ValueError(f"{aug!r}: expected no kind 'jax' and no change of channels")
         if len(first.calls) > 1:
-            raise ValueError(f"{aug!r}: expected at most {MAX_STAGES} stages, which fit in one call")
+            raise ValueError(
+                f"{aug!r}: expected at most {MAX_STAGES} stages, which fit in one call"
+            )
         return first.calls[0] if first.calls else None
 
 

@@ -60,7 +60,7 @@ def compile_jaxpr(
         else:
             bits = np.asarray(numbers, np.uint32)
             dtype = np.dtype(var.aval.dtype)
-            array = bits.astype(bool) if dtype == bool else bits.view(dtype)
+            array = bits != 0 if dtype.kind == "b" else bits.view(dtype)
             known.append(array.reshape(values.shape))
     return (compiler.assembler.finish(count, dynamic) if dynamic else None), known
 
@@ -252,6 +252,7 @@ class _Compiler:
         if any(_kind(atom.aval) == "d" for atom in equation.invars):
             raise UnsupportedError("sort of float64")
         columns = [[np.moveaxis(x, axis, 0)[k] for k in range(length)] for x in operands]
+        select = self.assembler.select
         # Odd-even transposition exchanges neighbours only, so equal elements keep their order.
         for start in range(length):
             for k in range(start % 2, length - 1, 2):
@@ -259,7 +260,6 @@ class _Compiler:
                 swap = self._map(lambda a, b: self._apply("lt", kind, b, a), keys[k], keys[k + 1])
                 for column in columns:
                     a, b = column[k], column[k + 1]
-                    select = self.assembler.select
                     column[k] = self._map(lambda t, x, y: select(t, y, x, False), swap, a, b)
                     column[k + 1] = self._map(lambda t, x, y: select(t, x, y, False), swap, a, b)
         return [np.moveaxis(np.stack(column), 0, axis) for column in columns]
@@ -296,7 +296,9 @@ class _Compiler:
                 zero, bound = self.number(0, "i"), self.number(last, "i")
                 if checks:
                     for test in (("le", zero, start), ("le", start, bound)):
-                        inside = assembler.apply("and_i", inside, self._apply(test[0], "i", *test[1:]))
+                        inside = assembler.apply(
+                            "and_i", inside, self._apply(test[0], "i", *test[1:])
+                        )
                 clamped = assembler.apply("min_i", assembler.apply("max_i", start, zero), bound)
                 scaled = assembler.apply("mul_i", clamped, self.number(strides[d], "i"))
                 index = assembler.apply("add_i", index, scaled)

@@ -95,8 +95,9 @@ def per_image(fn: Callable[..., Any], *args: Any) -> Any:
     except UnsupportedError:
         return fn(*args)
     results, result_tree = template
-    values = _call(program, closed, known, [*operands, *(x[None] for x in traced)])
-    for k, value in zip(indices, values, strict=True):
+    of_results = indices
+    values = _call(of_one, program, closed, known, [*operands, *(x[None] for x in traced)])
+    for k, value in zip(of_results, values, strict=True):
         results[k] = value
     return jax.tree.unflatten(result_tree, results)
 
@@ -108,6 +109,7 @@ def _is_on_cpu() -> bool:
 
 
 def _call(
+    of_one: Callable[..., list[Any]],
     program: ParameterProgram | None,
     closed: Any,
     known: Sequence[np.ndarray | None],
@@ -116,7 +118,7 @@ def _call(
     if program is None:
         return list(known)
     fixed = [value for value in closed.consts if not isinstance(value, jax.core.Tracer)]
-    count = len(closed.jaxpr.invars)
+    count, is_closed = len(closed.jaxpr.invars), len(fixed) == len(closed.consts)
     unknown = [k for k, value in enumerate(known) if value is None]
 
     def run(*arrays: Any) -> tuple[Any, ...]:
@@ -125,7 +127,12 @@ def _call(
             next(moved) if isinstance(value, jax.core.Tracer) else next(others)
             for value in closed.consts
         ]
-        results = jax.core.eval_jaxpr(closed.jaxpr, constants, *(x[None] for x in arrays[:count]))
+        images = [x[None] for x in arrays[:count]]
+        # The function itself also accepts operands that vary over the axes of a shard_map.
+        if is_closed:
+            results = of_one(*images)
+        else:
+            results = jax.core.eval_jaxpr(closed.jaxpr, constants, *images)
         return tuple(results[k][0] for k in unknown)
 
     avals = [closed.jaxpr.outvars[k].aval for k in unknown]
