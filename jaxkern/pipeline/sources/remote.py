@@ -46,6 +46,15 @@ _TIMEOUT = 120.0  # seconds for an attempt
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between attempts: doubled each time, with jitter
 _VERSIONS = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "updated", "mtime")
 
+_IDENTITY = {"headers": {"Accept-Encoding": "identity"}}  # sizes are those of the file
+#: protocol -> its package, and options for fsspec
+_PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "http": ("aiohttp", _IDENTITY),
+    "https": ("aiohttp", _IDENTITY),
+    "s3": ("s3fs", {"config_kwargs": {"max_pool_connections": _REQUESTS}}),
+    "gs": ("gcsfs", {}),
+}
+
 _Result = TypeVar("_Result")
 _slots = asyncio.Semaphore(_REQUESTS)
 
@@ -107,18 +116,13 @@ def _expand_url(url: str, suffixes: Sequence[str], what: str) -> Iterator[Url]:
 
 def _system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it."""
-    core = import_extra("fsspec.core", "remote")
-    options: dict[str, Any] = {}
-    if url.startswith("http"):
-        import_extra("aiohttp", "remote")
-        options["headers"] = {"Accept-Encoding": "identity"}  # sizes are those of the file
-    elif url.startswith("s3:"):
-        import_extra("s3fs", "remote")
-        options["config_kwargs"] = {"max_pool_connections": _REQUESTS}
-    system, path = core.url_to_fs(url, **options)
-    if not system.async_impl:
-        raise ValueError(f"{url}: expected http://, https://, s3:// or gs://")
-    return system, path
+    protocol = url.partition(":")[0]
+    if protocol not in _PROTOCOLS:
+        raise ValueError(f"{url}: expected {'://, '.join(_PROTOCOLS)}://")
+    package, options = _PROTOCOLS[protocol]
+    import_extra(package, "remote")
+    system: tuple[Any, str] = import_extra("fsspec.core", "remote").url_to_fs(url, **options)
+    return system
 
 
 def _run(function: Callable[..., Awaitable[_Result]], *args: Any) -> _Result:
@@ -148,16 +152,14 @@ async def _retry(
             async with _slots:
                 return await asyncio.wait_for(attempt(), _TIMEOUT)
         except Exception as error:
-            reason = describe_exception(error)
-            if isinstance(error, TimeoutError):
-                reason = f"no answer within {_TIMEOUT:g} s"
-            if _is_permanent(error):
-                if isinstance(error, FileNotFoundError):
-                    raise FileNotFoundError(f"{what}: no such file") from error
-                raise RemoteError(f"{what} cannot be read: {reason}") from error
-            if number == attempts:
-                text = f"{what} cannot be read: {number} attempts failed, the last with {reason}"
-                raise RemoteError(text) from error
+            last = _is_permanent(error)
+            if last and isinstance(error, FileNotFoundError):
+                raise FileNotFoundError(f"{what}: no such file") from error
+            if last or number == attempts:
+                late = isinstance(error, TimeoutError)
+                reason = f"no answer within {_TIMEOUT:g} s" if late else describe_exception(error)
+                count = f"{number} attempts failed, the last with " if number > 1 else ""
+                raise RemoteError(f"{what} cannot be read: {count}{reason}") from error
         wait = min(_FIRST_WAIT * 2 ** (number - 1), _LONGEST_WAIT)
         await asyncio.sleep(random.uniform(0.5, 1) * wait)
     raise AssertionError
@@ -209,12 +211,9 @@ class RemoteFile:
     async def _change(self, attempts: int | None = None) -> str:
         status = functools.partial(_status, self._system, self._path)
         _, version = await _retry(self.url, status, attempts)
-        if version == self.version:
-            return ""
-        return (
-            f"{self.url} was replaced while it was read: its version was {self.version} and is "
-            f"{version}; open it again"
-        )
+        change = f"its version was {self.version} and is {version}; open it again"
+        text = f"{self.url} was replaced while it was read: {change}"
+        return "" if version == self.version else text
 
     def _pieces(self, begin: int, end: int, out: np.ndarray) -> list[Awaitable[None]]:
         """Return coroutines that read bytes into `out`, which begins at byte `begin`."""
@@ -268,9 +267,6 @@ class RemoteReader(io.RawIOBase):
 
     seekable = readable
 
-    def tell(self) -> int:
-        return self._at
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}
         self._at = start[whence] + offset
@@ -281,6 +277,23 @@ class RemoteReader(io.RawIOBase):
         buffer[: len(data)] = data.data
         self._at += len(data)
         return len(data)
+
+
+@contextlib.contextmanager
+def binary_file(file: File) -> Iterator[Any]:
+    """Yield a path, or a file object of a URL, whose version is compared at the end."""
+    if not isinstance(file, Url):
+        yield file
+        return
+    remote = RemoteFile.open(file)
+    try:
+        yield RemoteReader(remote)
+    except RemoteError:
+        raise
+    except Exception:
+        remote.check_unchanged()
+        raise
+    remote.check_unchanged()
 
 
 #: (file, offset, length) -> bytes
@@ -431,7 +444,4 @@ def _make_room(root: Path, wanted: set[Path], size: int, max_bytes: int | None) 
                 path.parent.rmdir()
             total -= status[path].st_size
     if total > max_bytes:
-        raise ValueError(
-            f"max_bytes is {max_bytes}, but the files that this process uses in {root} have "
-            f"{total} bytes"
-        )
+        raise ValueError(f"max_bytes is {max_bytes}; this process uses {total} bytes in {root}")
