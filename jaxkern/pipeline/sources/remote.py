@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
+import fnmatch
 import functools
 import hashlib
 import io
@@ -57,6 +58,7 @@ _PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 _Result = TypeVar("_Result")
 _slots = asyncio.Semaphore(_REQUESTS)
+_calls = threading.local()  # requests of the threads of `in_threads`
 
 
 class RemoteError(OSError):
@@ -79,7 +81,7 @@ File = Path | Url
 
 
 def expand_files(paths: Paths, suffixes: Sequence[str], what: str) -> list[File]:
-    """Expand paths as `expand_paths` does, and URLs: patterns with ``*``, and folders.
+    """Expand paths as `expand_paths` does, and URLs: patterns of the last part, and folders.
 
     A URL without one of the suffixes is a folder. HTTP servers must list it as links. "?" is a
     pattern in the URLs of object stores, and begins a query in those of HTTP servers.
@@ -103,11 +105,15 @@ def _expand_url(url: str, suffixes: Sequence[str], what: str) -> Iterator[Url]:
             yield Url(name)
             continue
         system, path = _system(name)
-        try:
-            found = sorted(system.glob(f"{path.rstrip('/')}/*" if is_folder else path))
-        except Exception as error:
-            raise RemoteError(f"{name}: listing failed: {describe_exception(error)}") from error
-        files = [Url(system.unstrip_protocol(each)) for each in found]
+        path = f"{path.rstrip('/')}/*" if is_folder else path
+        folder, _, pattern = path.rpartition("/")
+        # Unlike fsspec's glob, it raises errors of the server.
+        system.invalidate_cache()
+        list_folder = functools.partial(system._ls, f"{folder}/", detail=True)
+        found = _run(_retry, f"the list of files {name}", list_folder)
+        names = sorted(each["name"] for each in found if each["type"] == "file")
+        files = [Url(system.unstrip_protocol(each)) for each in names]
+        files = [file for file in files if fnmatch.fnmatchcase(file.name, pattern)]
         files = [file for file in files if not is_folder or suffix_of(file) in suffixes]
         if not files:
             raise FileNotFoundError(f"{name}: no such file ({what})")
@@ -127,9 +133,45 @@ def _system(url: str) -> tuple[Any, str]:
 
 def _run(function: Callable[..., Awaitable[_Result]], *args: Any) -> _Result:
     """Run a coroutine in fsspec's thread and return its result."""
-    asyn = import_extra("fsspec.asyn", "remote")
-    result: _Result = asyn.sync(asyn.get_loop(), function, *args)
-    return result
+    loop = import_extra("fsspec.asyn", "remote").get_loop()
+    future: Any = asyncio.run_coroutine_threadsafe(_awaited(function, *args), loop)
+    running: set[Any] = getattr(_calls, "running", set())
+    running.add(future)
+    try:
+        result: _Result = future.result()
+        return result
+    finally:
+        future.cancel()  # after Ctrl-C
+        running.discard(future)
+
+
+async def _awaited(function: Callable[..., Awaitable[_Result]], *args: Any) -> _Result:
+    return await function(*args)
+
+
+def in_threads(function: Callable[..., _Result], *items: Iterable[Any]) -> list[_Result]:
+    """Map a function in threads; the first error, or Ctrl-C, ends the requests of all."""
+    running: set[Any] = set()
+    stopped = False
+
+    def call(*arguments: Any) -> _Result:
+        if stopped:
+            raise concurrent.futures.CancelledError
+        _calls.running = running
+        return function(*arguments)
+
+    with concurrent.futures.ThreadPoolExecutor(_FILES, "jaxkern-remote") as threads:
+        try:
+            results = [threads.submit(call, *arguments) for arguments in zip(*items, strict=True)]
+            concurrent.futures.wait(results, return_when="FIRST_EXCEPTION")
+            failed = [result for result in results if result.done() and result.exception()]
+            return [result.result() for result in failed[:1] or results]
+        except BaseException:
+            stopped = True
+            threads.shutdown(wait=False, cancel_futures=True)
+            for future in [*running]:
+                future.cancel()
+            raise
 
 
 async def _gather(coroutines: Iterable[Any]) -> None:
@@ -387,20 +429,17 @@ def cached(
     root = home_path(folder).absolute()
     files = expand_files(paths, (), "files")
     urls = [*dict.fromkeys(file for file in files if isinstance(file, Url))]
-    threads = concurrent.futures.ThreadPoolExecutor(_FILES, "jaxkern-download")
-    with lock_output(root / "cache", math.inf), threads:
-        copies = {_copy_of(file, root): file for file in threads.map(RemoteFile.open, urls)}
+    with lock_output(root / "cache", math.inf):
+        copies = {_copy_of(file, root): file for file in in_threads(RemoteFile.open, urls)}
         missing = {p: f for p, f in copies.items() if not p.exists() or p.stat().st_size != f.size}
         size = sum(file.size for file in missing.values())
         _make_room(root, {*copies}, size, max_bytes)
         _in_use.update(copies)
         with ProgressBar(progress and bool(missing), "download", "bytes") as bar:
-            done, stopped = 0, False
+            done = 0
 
             async def piece(file: RemoteFile, begin: int, out: int) -> None:
                 nonlocal done
-                if stopped:
-                    raise RemoteError(f"{file.url}: the download was stopped")
                 data = await file.read(begin, min(begin + _REQUEST_BYTES, file.size))
                 if await asyncio.to_thread(os.pwrite, out, data, begin) < len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.url))
@@ -414,11 +453,7 @@ def cached(
                     _run(_gather, [piece(file, begin, out.fileno()) for begin in steps])
                     file.check_unchanged()
 
-            try:
-                list(threads.map(download, missing))
-            except BaseException:
-                stopped = True
-                raise
+            in_threads(download, missing)
         for path in copies:  # the access time; an index of headers compares the other one
             os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
     path_of = {file.url: path for path, file in copies.items()}

@@ -27,7 +27,14 @@ from jaxkern.pipeline.sources.packed.layout import (
     open_packed,
     packed_paths,
 )
-from jaxkern.pipeline.sources.remote import File, RemoteFile, RemoteRanges, ranges_read
+from jaxkern.pipeline.sources.remote import (
+    File,
+    RemoteFile,
+    RemoteRanges,
+    Url,
+    in_threads,
+    ranges_read,
+)
 from jaxkern.pipeline.sources.source import (
     EncodedImages,
     check_choice,
@@ -37,7 +44,6 @@ from jaxkern.pipeline.sources.source import (
 )
 from jaxkern.ring import RowParts
 
-_FILES_AT_ONCE = 16  # number of threads that open files and read their indices
 _RECORDS_PER_THREAD = 64  # minimum number of records per thread that verifies checksums
 
 
@@ -108,8 +114,8 @@ class PackedSource(EncodedSource):
         self.paths = packed_paths(path)
         self.channels = channels
         check_integer("max_pixels", max_pixels, 1)
-        with concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
-            files, indices = zip(*threads.map(open_packed, self.paths), strict=True)
+        open_all: Any = in_threads if isinstance(self.paths[0], Url) else map
+        files, indices = zip(*open_all(open_packed, self.paths), strict=True)
         check_same_set(self.paths, indices)
         self._files: Sequence[Any] = files  # memory maps, or `RemoteFile`
         self._is_remote = isinstance(files[0], RemoteFile)
