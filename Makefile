@@ -1,4 +1,4 @@
-# Commands for a clone of this repository, described in README.md and docs/development.md.
+# Commands for a clone of this repository, described in README.md and docs/development/index.md.
 #   make test TESTFLAGS="-k compose"     PYTHON=python3.13 make test VENV=.venv-313
 PYTHON ?= python3
 VENV ?= .venv

@@ -3,15 +3,13 @@
 2,048 photographs of about 500 x 375 to float32 batches of 64, two threads or processes everywhere:
 random resized crop to 224, flip and normalize (training); resize to 256 and center crop
 (evaluation). The files are in the page cache. The first batch of every arm is compared with
-Pillow's decoding and the chain of this package; then the arms take turns, one epoch each. ``--ffcv
-PYTHON``, an interpreter with ffcv, adds ffcv, which draws its own boxes and reads files that are
-packed before. ``--native build/bench/bench_jpeg``, which ``make bench-native`` builds, only decodes
-the same boxes, which is the upper limit.
+Pillow's decoding and the chain of this package; then the arms take turns, one epoch each.
+``--native build/bench/bench_jpeg``, which ``make bench-native`` builds, only decodes the same
+boxes, which is the upper limit.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +85,7 @@ def check_mean(name: str, batch: Any, expected: np.ndarray, limit: float) -> Non
 
 
 def compare_kind(
-    root: Path, paths: list[Path], kind: str, rounds: int, options: argparse.Namespace
+    root: Path, paths: list[Path], kind: str, rounds: int, native: str | None
 ) -> list[harness.Row]:
     """Return the rows of the table, after a comparison of the values."""
     work = work_of(kind, paths)
@@ -102,17 +100,14 @@ def compare_kind(
         check_mean(f"{name}, {kind}", next(batches), expected, 1e-3 if ours else LEVELS[kind])
         for _ in batches:
             pass
-    if options.ffcv and kind == "training":
-        packed = root.with_name(root.name + ".beton")
-        arms["ffcv, its own file"] = peers.ffcv(options.ffcv, root, packed, "jpg", 512, work)
     theirs = [name for name in arms if name != "jaxkern"]
-    if options.native:
+    if native:
         listing = root.with_name(f"{root.name}-{kind}.txt")
-        arms[LIMIT] = peers.regions_alone(options.native, listing, work)
+        arms[LIMIT] = peers.regions_alone(native, listing, work)
     samples = harness.interleave_epochs(arms, rounds)
     rows = [harness.Row(name, samples, "jaxkern", [name], BARS[kind]) for name in theirs]
     rows.append(harness.Row("the fastest", samples, "jaxkern", theirs, BARS[kind]))
-    if options.native:
+    if native:
         rows.append(harness.Row(LIMIT, samples, "jaxkern", [LIMIT], LIMIT_BAR))
     return rows
 
@@ -121,7 +116,6 @@ def main() -> None:
     bench = harness.Benchmark(
         __doc__,
         {
-            "--ffcv": {"metavar": "PYTHON", "help": "a Python interpreter with ffcv"},
             "--native": {"metavar": "BENCH_JPEG", "help": "program that only decodes the boxes"},
         },
         rounds=(5, 2),
@@ -133,7 +127,10 @@ def main() -> None:
         root = Path(temporary, "photos")
         paths = make_folder(root, count)
         size = megabytes(paths)
-        rows = {kind: compare_kind(root, paths, kind, bench.rounds, bench.options) for kind in BARS}
+        rows = {
+            kind: compare_kind(root, paths, kind, bench.rounds, bench.options.native)
+            for kind in BARS
+        }
     for kind in BARS:
         lines += [f"## {kind.capitalize()}", "", *harness.rates(rows[kind], images), ""]
     note = (

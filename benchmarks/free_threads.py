@@ -50,9 +50,8 @@ def main() -> None:
     for name, gil in (("without the GIL", "0"), ("with the GIL", "1")):
         samples = harness.call("free_threads", "measure", bench.rounds, PYTHON_GIL=gil)
         row = harness.Row(name, samples, "2", ["1"], BAR if gil == "0" else 0)
-        rates = (f"{len(ROWS['x']) / samples[n].median:,.0f}" for n in ("1", "2"))
-        rows.append((name, *rates, row.ratio, row.bar or "", row.verdict if row.bar else ""))
-    header = "interpreter | 1 worker, records/s | 2 workers | ratio (95% interval) | bar | "
+        rows.append(row.cells(count=len(ROWS["x"])))
+    header = f"interpreter | 1 worker, records/s | 2 workers | {harness.RATIO}"
     bench.write(harness.table(header, "lrrrrl", rows))
 
 

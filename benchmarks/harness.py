@@ -289,9 +289,15 @@ class Row:
         ours, theirs = self.samples[self.ours], self.samples[self.fastest]
         return ratio_of_medians(theirs.seconds, ours.seconds, paired=True)
 
-    @property
-    def verdict(self) -> str:
-        return at_least(self.ratio.value, self.bar)
+    def cells(self, scale: float = 1.0, form: str = "{:,.0f}", count: float = 0) -> list[str]:
+        """Return the name, both rates of ``count`` items (or seconds), and those of `RATIO`."""
+        both = (self.samples[name].median for name in (self.fastest, self.ours))
+        values = (form.format(scale * (count / s if count else s)) for s in both)
+        verdict = at_least(self.ratio.value, self.bar) if self.bar else ""
+        return [self.name, *values, str(self.ratio), f"{self.bar:g}" if self.bar else "", verdict]
+
+
+RATIO = "ratio (95% interval) | bar | "
 
 
 def table(header: str, align: str, rows: Iterable[Iterable[object]]) -> list[str]:
@@ -308,13 +314,8 @@ def table(header: str, align: str, rows: Iterable[Iterable[object]]) -> list[str
 
 def rates(rows: Sequence[Row], count: int) -> list[str]:
     """Return a table of images per second, for turns that process ``count`` images."""
-    cells = []
-    for row in rows:
-        theirs, ours = (count / row.samples[name].median for name in (row.fastest, row.ours))
-        rate = (f"{theirs:,.0f}", f"{ours:,.0f}")
-        cells.append((row.name, *rate, row.ratio, f"{row.bar:g}", row.verdict))
-    header = "against | theirs, images/s | ours, images/s | ratio (95% interval) | bar | "
-    return table(header, "lrrrrl", cells)
+    header = f"against | theirs, images/s | ours, images/s | {RATIO}"
+    return table(header, "lrrrrl", (row.cells(count=count) for row in rows))
 
 
 def chart_rates(path: Path, samples: Mapping[str, Samples], count: int, title: str) -> None:

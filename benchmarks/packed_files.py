@@ -6,8 +6,7 @@ arrays in memory. The other has JPEG images with a longest side of 256, made fro
 about 500 x 375; it is compared with the folder of the photographs. All files are in the page cache,
 and checksums were verified in an earlier epoch. First the values of a batch are compared; then the
 arms take turns, one epoch each, with the default allocator, where results are fresh memory, and
-again with freed memory kept. ``--ffcv PYTHON``, an interpreter with ffcv, adds ffcv's raw file of
-the folder.
+again with freed memory kept.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import harness
 import image_augment
 import numpy as np
 import peers
-from file_batches import BATCH, LEVELS, check_mean, in_jax, of_pipeline, work_of
+from file_batches import BATCH, LEVELS, check_mean, in_jax, of_pipeline
 from photographs import make_folder, megabytes
 from ring_batches import kernel_alone, make_images
 
@@ -45,14 +44,11 @@ def write_files(folder: Path, raw: int, photographs: int) -> dict[str, float]:
     pack = jk.pipeline.pack
     pack({"image": make_images(raw)}, folder / "raw.jkp", format="raw")
     pack(photos, folder / "jpeg.jkp", format="jpeg:90", max_side=SIDE)
-    pack(photos, folder / "photos.jkp", format="raw", max_side=SIDE)
     sizes = {path.name: path.stat().st_size / 1e6 for path in sorted(folder.glob("*.jkp"))}
     return {**sizes, "the folder": megabytes(paths)}
 
 
-def compare_files(
-    folder: Path, rounds: int, ffcv: str | None, kept: bool
-) -> list[tuple[harness.Row, int]]:
+def compare_files(folder: Path, rounds: int, kept: bool) -> list[tuple[harness.Row, int]]:
     """Return rows and their images per turn; no rows if freed memory cannot be `kept`."""
     if kept and not jk.performance.tune_host_allocator():
         return []
@@ -84,11 +80,6 @@ def compare_files(
         ("arrays in memory", "packed raw", 0.0),
         ("the folder of full-size files", "packed JPEG", 2.0),
     ]
-    if ffcv:
-        work, beton = work_of("training", paths), folder / "photos.beton"
-        arms["packed raw photographs"] = shuffled(folder / "photos.jkp", True)
-        arms["ffcv, raw"] = peers.ffcv(ffcv, photos, beton, "raw", SIDE, work)
-        pairs.append(("ffcv, raw", "packed raw photographs", 5.0))
     samples = harness.interleave_epochs(arms, rounds)
     table = []
     for theirs, ours, bar in pairs:
@@ -98,11 +89,7 @@ def compare_files(
 
 
 def main() -> None:
-    bench = harness.Benchmark(
-        __doc__,
-        {"--ffcv": {"metavar": "PYTHON", "help": "a Python interpreter with ffcv"}},
-        rounds=(11, 3),
-    )
+    bench = harness.Benchmark(__doc__, rounds=(11, 3))
     raw, photographs = (512, 256) if bench.quick else (4096, 2048)
     lines: list[str] = []
     samples = {}
@@ -110,9 +97,7 @@ def main() -> None:
         folder = Path(temporary)
         sizes = write_files(folder, raw, photographs)
         for title, kept in (("As a program starts", False), ("Freed memory kept", True)):
-            rows = harness.call(
-                "packed_files", "compare_files", folder, bench.rounds, bench.options.ffcv, kept
-            )
+            rows = harness.call("packed_files", "compare_files", folder, bench.rounds, kept)
             tables = [harness.rates([row], count) for row, count in rows]
             body = [*tables[0][:2], *(t[2] for t in tables)] if rows else ["Not possible here."]
             lines += [f"## {title}", "", *body, ""]

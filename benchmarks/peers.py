@@ -232,7 +232,7 @@ def torchvision_files(work: Work) -> Arm:
     return torch_loader(work, one)
 
 
-# DALI, Grain and ffcv ----------------------------------------------------------------------------
+# DALI and Grain -----------------------------------------------------------------------------------
 
 
 def dali(work: Work, files: bool = False) -> Arm:
@@ -296,25 +296,16 @@ def grain_files(work: Work, processes: int = 0) -> Arm:
     return lambda: iter(data)
 
 
-def ffcv(python: str, root: Path, packed: Path, mode: str, side: int, work: Work) -> Arm:
-    """Return an arm that runs ffcv in another interpreter, without transferring the batches."""
-    script = Path(__file__).with_name("ffcv_epochs.py")
-    images = len(work.records)
-    return _program(images, python, script, root, packed, mode, side, work.size, work.batch)
-
-
 def regions_alone(binary: str, listing: Path, work: Work) -> Arm:
-    """Return an arm with `benchmarks/native/bench_jpeg`, which only decodes the boxes."""
+    """Return an arm with `benchmarks/native/bench_jpeg`, which only decodes the boxes.
+
+    The program runs an epoch for each line of its input and prints its images.
+    """
     boxes = zip(work.images, work.boxes.tolist(), strict=True)
     listing.write_text("".join(f"{' '.join(map(str, box))} {path}\n" for path, box in boxes))
-    return _program(len(work.images), binary, listing, THREADS)
-
-
-def _program(images: int, *command: Any) -> Arm:
-    """Start a program that runs an epoch for each line of its input and prints its images."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(
-        [*map(str, command)], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+        [binary, str(listing), str(THREADS)], stdin=pipe, stdout=pipe, text=True
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -324,7 +315,7 @@ def _program(images: int, *command: Any) -> Arm:
         sink.write("\n")
         sink.flush()
         count = int(source.readline())
-        assert count == images, count
+        assert count == len(work.images), count
         return iter(())
 
     return epoch

@@ -53,7 +53,8 @@ def measure(count: int, version: str, memory: str, with_result: bool) -> dict[st
         call = image_augment.jitted(aug, images, params, backend)
     else:
         jax.config.update("jax_enable_x64", True)
-        call = xpcs_kernels.g2_arms(23, 400)["theirs" if version == "JAX" else "ours"]
+        arms = xpcs_kernels.Problem("laminar", 23, 400).g2()
+        call = arms["theirs" if version == "JAX" else "ours"]
     result = np.asarray(call()) if with_result else None
     seconds, faults = [], []
     for _ in range(WARMUP + CALLS):

@@ -9,12 +9,9 @@ the default allocator, which maps each large array again, and with freed memory 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import queue
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -27,13 +24,11 @@ import numpy as np
 import peers
 
 import jaxkern as jk
-from jaxkern.benchmarking import Samples
 
 COUNT, BATCH, SIDE, SIZE = 4096, 64, 256, 224
 BYTES = SIDE * SIDE * 3
-# The consumer needs the interpreter for some microseconds per batch, but a spinning thread releases
-# it only every 5 ms. The slots must hold what is made in the meantime.
-SPIN_SLOTS, SPIN_EPOCHS = 32, 4
+# Rows of a batch, and their bytes; an epoch has this number of batches.
+SMALL, SMALL_BATCHES = ((4096, 16), (128, 784), (64, 1)), 500
 
 
 def make_images(count: int) -> np.ndarray:
@@ -80,14 +75,12 @@ class Methods:
         for batch in pipe:
             yield batch[field]
 
-    def assembly(
-        self, augment: bool = False, workers: int = 2, capacity: int = 4, times: int = 1
-    ) -> Iterator[Any]:
+    def assembly(self, augment: bool = False) -> Iterator[Any]:
         producers = {"image": self.producer} if augment else {}
+        images = {"image": self.images}
         with jk.ring.Assembly(
-            {"image": self.images}, np.tile(self.order, times), BATCH, workers=workers,
-            capacity=capacity, producers=producers,
-        ) as batches:  # fmt: skip
+            images, self.order, BATCH, workers=2, capacity=4, producers=producers
+        ) as batches:
             for batch in batches:
                 yield batch["image"]
 
@@ -193,70 +186,44 @@ def compare_with_memory_kept(count: int, rounds: int) -> list[harness.Row]:
     return compare_methods(methods(Methods(count)), rounds)
 
 
-@contextlib.contextmanager
-def spinning_thread() -> Iterator[None]:
-    """Run a Python thread that releases the interpreter only every 5 ms."""
-    stop = threading.Event()
+def small_rows(rounds: int) -> list[str]:
+    """Return a table of the time and the CPU time per small batch, with NumPy's as the limit."""
+    lines = [
+        "| batch | pipeline, us | CPU, us | NumPy take, device_put, us | CPU, us | times faster |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for rows, size in SMALL:
+        array = np.random.default_rng(0).integers(0, 256, (SMALL_BATCHES * rows, size), np.uint8)
+        pipe = jk.from_source({"x": array}, rows, shuffle=True)
+        [order] = jk.from_source({"n": np.arange(len(array))}, len(array), shuffle=True)
+        chosen = np.asarray(order["n"]).reshape(SMALL_BATCHES, rows)
 
-    def spin() -> None:
-        while not stop.is_set():
-            sum(range(20_000))
+        def taken(array: np.ndarray = array, chosen: np.ndarray = chosen) -> Iterator[jax.Array]:
+            for records in chosen:
+                yield jax.device_put(np.take(array, records, axis=0))
 
-    thread = threading.Thread(target=spin)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+        def piped(pipe: jk.Pipeline = pipe) -> Iterator[jax.Array]:
+            pipe.epoch = 0
+            for batch in pipe:
+                yield batch["x"]
 
-
-@contextlib.contextmanager
-def spinning_process() -> Iterator[None]:
-    """Run the same load in another process, which does not need this interpreter's lock."""
-    code = "print(flush=True)\nwhile True: sum(range(20_000))"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        try:
-            yield
-        finally:
-            other.kill()
-
-
-def compare_while_spinning(m: Methods, rounds: int) -> list[harness.Row]:
-    """Compare one native worker while a Python thread, or another process, computes constantly."""
-    table = []
-    for label, augment in (("raw", False), ("augmented", True)):
-        thread, process = f"{label}, a thread spins", f"{label}, a process spins"
-        seconds: dict[str, list[float]] = {thread: [], process: []}
-        for _ in harness.progress(range(rounds), "spinning"):
-            for name, spinning in ((process, spinning_process), (thread, spinning_thread)):
-                with spinning():
-                    seconds[name].append(seconds_per_later_epoch(m, augment))
-        samples = {name: Samples(tuple(times)) for name, times in seconds.items()}
-        name = f"{label}, 1 worker: a Python thread spins, against another process that does"
-        table.append(harness.Row(name, samples, thread, [process], 0.9))
-    return table
-
-
-def seconds_per_later_epoch(m: Methods, augment: bool) -> float:
-    """Return the seconds of an epoch after a first one, which writes to all slots."""
-    batches = m.assembly(augment, 1, SPIN_SLOTS, SPIN_EPOCHS + 1)
-    write_slots(batches, SPIN_SLOTS)
-    for _ in itertools.islice(batches, len(m.order) // BATCH - SPIN_SLOTS):
-        pass
-    begin = time.perf_counter()
-    for batch in batches:
-        del batch
-    return (time.perf_counter() - begin) / SPIN_EPOCHS
-
-
-def write_slots(batches: Iterator[Any], slots: int) -> None:
-    """Hold ``slots`` batches at once, so that all slots are written; the ring reuses the slot that
-    was released last."""
-    held = list(itertools.islice(batches, slots))
-    del held
+        check_epoch(f"rows of {size} bytes", piped(), map(np.asarray, taken()), 0)
+        times: dict[Any, list[tuple[float, float]]] = {piped: [], taken: []}
+        for _ in range(3 * rounds):
+            for arm, measured in times.items():
+                start = time.perf_counter(), time.process_time()
+                for batch in arm():
+                    batch.block_until_ready()
+                measured.append((time.perf_counter() - start[0], time.process_time() - start[1]))
+        ours, theirs = (
+            np.median(np.array(each), axis=0) / SMALL_BATCHES * 1e6 for each in times.values()
+        )
+        ratio = theirs[0] / ours[0]
+        lines.append(
+            f"| {rows:,} x {size} B | {ours[0]:.0f} | {ours[1]:.0f} | {theirs[0]:.0f} | "
+            f"{theirs[1]:.0f} | {ratio:.2f} (bar 1: {harness.at_least(ratio, 1)}) |"
+        )
+    return lines
 
 
 def main() -> None:
@@ -268,12 +235,12 @@ def main() -> None:
         "Freed memory kept": harness.call(
             "ring_batches", "compare_with_memory_kept", count, bench.rounds
         ),
-        "While Python computes": compare_while_spinning(m, bench.rounds),
     }
     lines = []
     for title, rows in tables.items():
         table = harness.rates(rows, count) if rows else ["Not possible here."]
         lines += [f"## {title}", "", *table, ""]
+    lines += ["## Small rows", "", *small_rows(bench.rounds), ""]
     rate = count * BYTES / tables["As a program starts"][0].samples["assembly"].median / 1e9
     lines.append(f"Raw batches: {rate:.1f} GB/s of images read, and as many written.")
     rows = {title: [row.samples for row in rows] for title, rows in tables.items()}

@@ -27,9 +27,9 @@ from jaxkern.benchmarking.measurement import conditions
 SCRIPTS = (
     "image_augment", "image_policies", "plain_calls", "overheads", "execution",
     "ring_batches", "file_batches", "open_files", "packed_files", "token_packing", "mixtures",
-    "chosen_workers", "xpcs_kernels", "xpcs_components", "xpcs_fits", "xpcs_g2_fits", "xpcs_errors",
-    "xpcs_fit_checks", "xpcs_minima", "xpcs_streaming", "xpcs_correlators", "xpcs_growth",
-    "xpcs_cpu", "damaged_files", "instructions", "free_threads",
+    "xpcs_kernels", "xpcs_fits", "xpcs_g2_fits", "xpcs_errors",
+    "xpcs_fit_checks", "xpcs_minima", "xpcs_streaming", "xpcs_correlators",
+    "xpcs_cpu", "damaged_files", "instructions", "free_threads", "remote_files",
 )  # fmt: skip
 EMULATION = ("aarch64-linux-gnu-g++", "qemu-aarch64", "qemu-x86_64", "cmake")
 

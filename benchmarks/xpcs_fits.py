@@ -1,4 +1,4 @@
-"""Whole fits of two-time correlations: time from a process's start, memory, and checkpoints.
+"""Whole fits of two-time correlations: time from a process's start, and memory.
 
 `nlsq.curve_fit` fits the same data from the same start within the same bounds, on the jitted JAX
 model in float64; it counts both halves of the mirrored data, and its diagonal has a huge sigma.
@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,60 +115,11 @@ def first_result(folder: Path, quick: bool) -> Rows:
     return [limited(name, value, 2, text)]
 
 
-def checkpoints(folder: Path, quick: bool) -> Rows:
-    """Compare a fit in chunks with and without checkpoints, and with a fit in one piece."""
-    angles, frames = (6, 1001) if quick else (23, 1001)
-    with np.load(write_problem(folder, angles, frames)) as problem:
-        data, lower, upper = (problem[k] for k in ("data", "lower", "upper"))
-    flow = jk.xpcs.LaminarFlow(model.geometry(angles, frames))
-    results: dict[str, list[Any]] = {"memory": [], "stream": [], "checkpoints": []}
-
-    def arm(kind: str) -> Callable[[], None]:
-        options = jk.xpcs.StreamingOptions(
-            strategy="memory" if kind == "memory" else "stream", symmetric=True,
-            enable_checkpoints=kind == "checkpoints", checkpoint_dir=folder,
-        )  # fmt: skip
-
-        def run() -> None:
-            result = jk.xpcs.fit(
-                flow, data, model.SIGMA, PHYSICS, CONTRAST, OFFSET, bounds=(lower, upper),
-                streaming=options, errors=jk.xpcs.ErrorOptions("independent"), progress=False,
-            )  # fmt: skip
-            results[kind].append(result)
-
-        return run
-
-    arms = {kind: arm(kind) for kind in results}
-    samples = harness.interleave(arms, rounds=3 if quick else 31, warmup=1)
-    memory, stream, saved = (results[kind][-1] for kind in results)
-    worst = max(np.abs((x.popt - memory.popt) / memory.perr).max() for x in (stream, saved))
-    harness.within("a fit in chunks", worst, 1e-6, "standard errors")
-    if not memory.nfev == stream.nfev == saved.nfev:
-        raise SystemExit("the fits differ in their passes")
-    if not np.array_equal(stream.popt, saved.popt):
-        raise SystemExit("checkpoints change the result")
-    # Passes alone: strategy "memory" copies its data to the device once, which is not compared.
-    passes = {
-        kind: statistics.median(1e3 * fit.timings.compute / fit.nfev for fit in repeated)
-        for kind, repeated in results.items()
-    }
-    pairs = zip(samples["checkpoints"].seconds, samples["stream"].seconds, strict=True)
-    low, overhead, high = statistics.quantiles([a / b - 1 for a, b in pairs], n=4)
-    chunked = passes["stream"] / passes["memory"] - 1
-    name = f"{angles} x {frames}^2 points in {stream.n_batches // stream.nfev} chunks"
-    return [
-        limited(f"checkpoints, {name}: whole fit with them against without", overhead, 0.05,
-            f"{overhead:+.1%} (quartiles {low:+.1%} to {high:+.1%})"),
-        (f"no checkpoints, {name}: a pass against one kernel call over all data",
-            f"{chunked:+.1%} ({passes['stream']:.1f} against {passes['memory']:.1f} ms)", "", ""),
-    ]  # fmt: skip
-
-
 def main() -> None:
     bench = harness.Benchmark(__doc__)
     rows: Rows = []
     with tempfile.TemporaryDirectory(prefix="xpcs-fits-") as folder:
-        for case in (whole_fit, large_fit, first_result, checkpoints):
+        for case in (whole_fit, large_fit, first_result):
             rows += case(Path(folder), bench.quick)
     bench.write(harness.table(" | measured | bar | ", "lrrl", rows), ["scipy", "nlsq"])
 

@@ -19,6 +19,9 @@ JAX_IMPORTED = time.monotonic()
 Q, GAP, DT = 0.0054, 2e6, 0.1
 SIGMA = 0.02
 PHYSICS = np.array([1000.0, -0.3, 12.0, 2e-4, 0.3, 1e-5, 4.0])
+TWO_COMPONENTS = np.array(
+    [8e3, 0.2, 100.0, 1.2e4, 0.1, 50.0, 800.0, 0.7, 20.0, 0.5, 0.05, 0.1, 0.02, 3.0]
+)
 
 
 def angles_of(count: int) -> Any:
@@ -65,12 +68,47 @@ def g2(parameters: Any, t: Any, phi: Any) -> Any:
     return jax.vmap(one)(X, parameters[:n], parameters[n : 2 * n])
 
 
-def normal_equations(parameters: Any, t: Any, phi: Any, data: Any, sigma: float) -> Any:
-    """J^T J, J^T r and chi2 with the Jacobian of g2 / sigma from `jax.jacfwd`."""
-    off = ~jnp.eye(data.shape[-1], dtype=bool)
+def two_component_g2(parameters: Any, t: Any, phi: Any) -> Any:
+    """g2 [n_phi, n_t, n_t] of parameters [2 n_phi + 14], by heterodyne's formulas."""
+    n, p = phi.shape[0], parameters[2 * phi.shape[0] :]
+
+    def law(scale: Any, exponent: Any, offset: Any) -> Any:
+        return scale * jnp.where(t > 0, jnp.maximum(t, 1e-10) ** exponent, 0.0) + offset
+
+    def integral(f: Any) -> Any:
+        return DT * jnp.concatenate([jnp.zeros(1), jnp.cumsum((f[1:] + f[:-1]) / 2)])
+
+    def decay(rate: Any) -> Any:
+        table = integral(jnp.where(rate < 0, 0.0, rate))
+        distance = jnp.sqrt((table - table[:, None]) ** 2 + 1e-12)
+        return jnp.exp(jnp.clip(-(Q**2) / 2 * distance, -700.0, 0.0))
+
+    h_r, h_s, V = decay(law(*p[0:3])), decay(law(*p[3:6])), integral(law(*p[6:9]))
+    x = p[9] * jnp.exp(jnp.clip(p[10] * (t - p[11]), -700.0, 700.0)) + p[12]
+    x = 1 - jax.nn.softplus(50 * (1 - jax.nn.softplus(50 * x) / 50)) / 50
+    sample, reference = jnp.outer(x, x), jnp.outer(1 - x, 1 - x)
+    norm = x**2 + (1 - x) ** 2
+    same = (reference * h_r) ** 2 + (sample * h_s) ** 2
+    cross = 2 * reference * sample * h_r * h_s
+
+    def one(angle: Any, contrast: Any, offset: Any) -> Any:
+        along = Q * jnp.cos(jnp.deg2rad(p[13] + angle))
+        f = same + cross * jnp.cos(along * (V - V[:, None]))
+        return offset + contrast * f / jnp.outer(norm, norm)
+
+    return jax.vmap(one)(phi, parameters[:n], parameters[n : 2 * n])
+
+
+def normal_equations(g2: Any, parameters: Any, data: Any, skip: int) -> Any:
+    """J^T J, J^T r and chi2, without the diagonal and the first frames, by `jax.jacfwd`.
+
+    g2: function of the parameters. skip: number of frames that are not used.
+    """
+    used = ~jnp.eye(data.shape[-1], dtype=bool)
+    used = used.at[:skip].set(False).at[:, :skip].set(False)
 
     def residual(p: Any) -> tuple[Any, Any]:
-        r = jnp.where(off, (data - g2(p, t, phi)) / sigma, 0.0).reshape(-1)
+        r = jnp.where(used, (data - g2(p)) / SIGMA, 0.0).reshape(-1)
         return r, r
 
     J, r = jax.jacfwd(residual, has_aux=True)(parameters)

@@ -1,16 +1,103 @@
 """Settings of the documentation: `make docs` writes it to build/docs, warnings are errors."""
 
+import importlib
 from importlib import metadata
+from pathlib import Path
+from types import ModuleType
 
 project = "jaxkern"
 author = "the jaxkern authors"
 release = metadata.version("jaxkern-native")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-myst_heading_anchors = 2
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
 html_theme = "furo"
 html_title = f"jaxkern {release}"
+html_static_path = ["_static"]
+html_css_files = ["phone.css"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
+autosummary_generate = False
+maximum_signature_line_length = 70
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+
+# Pages of the API reference: each module with the page that explains it.
+MODULES = {
+    "jaxkern": "../../how-to/write-an-op.md",
+    "jaxkern.image": "../../how-to/augment-images.md",
+    "jaxkern.pipeline": "../../how-to/build-pipelines.md",
+    "jaxkern.tokens": "../../how-to/pack-tokens.md",
+    "jaxkern.ring": "../../how-to/use-a-ring.md",
+    "jaxkern.random": "../transforms.md#determinism",
+    "jaxkern.xpcs": "../../how-to/analyse-a-measurement.md",
+    "jaxkern.execution": "../../how-to/run-graphs.md",
+    "jaxkern.performance": "../../how-to/speed-up-programs.md",
+    "jaxkern.benchmarking": "../../how-to/benchmark.md",
+    "jaxkern.device": "../../how-to/select-a-device.md",
+    "jaxkern.testing": "../../how-to/write-an-op.md#the-test",
+}
+
+
+def write_api(_) -> None:
+    """Write a page for each module: tables of its public names, then their docstrings."""
+    folder = Path(__file__).parent / "reference" / "api"
+    folder.mkdir(exist_ok=True)
+    described: dict[int, str] = {}
+    # The names that jaxkern re-exports are described by the module that defines them.
+    for name in sorted(MODULES, key=lambda name: name == "jaxkern"):
+        module = importlib.import_module(name)
+        groups: dict[str, list[str]] = {}
+        elsewhere = []
+        for public in module.__all__:
+            value = getattr(module, public)
+            if isinstance(value, ModuleType):
+                continue
+            if callable(value) and id(value) in described:
+                elsewhere.append(f"`{public}`: {{py:obj}}`{described[id(value)]}`")
+                continue
+            described[id(value)] = f"{name}.{public}"
+            parts = getattr(value, "__module__", "").removeprefix(name).split(".")
+            group = parts[2 if parts[1:2] == ["transforms"] else 1] if len(parts) > 2 else ""
+            groups.setdefault(group, []).append(public)
+        lines = [f"# {name}", "", f"```{{eval-rst}}\n.. automodule:: {name}\n   :no-index:\n```"]
+        lines += ["", f"See also: [how it is used]({MODULES[name]})."]
+        for group, names in sorted(groups.items()):
+            title = group.capitalize()
+            lines += ["", f"## {title}" if title else "## Names", "", "```{eval-rst}"]
+            lines += [f".. currentmodule:: {name}", "", ".. autosummary::", "   :nosignatures:", ""]
+            lines += [f"   {public}" for public in names]
+            lines += ["```"]
+        if elsewhere:
+            lines += ["", "## Names of other modules", "", *(f"- {text}" for text in elsewhere)]
+        lines += ["", "## Descriptions", "", "```{eval-rst}", f".. currentmodule:: {name}"]
+        for names in groups.values():
+            for public in names:
+                kind = "class" if isinstance(getattr(module, public), type) else "function"
+                if not callable(getattr(module, public)):
+                    kind = "data"
+                lines += ["", f".. auto{kind}:: {public}"]
+                if kind == "class":
+                    lines += ["   :members:"]
+        lines += ["```", ""]
+        (folder / f"{name}.md").write_text("\n".join(lines))
+
+
+def write_settings(_) -> None:
+    """Write the template of the settings of fits, which a page shows."""
+    template = importlib.import_module("jaxkern.xpcs").template()
+    (Path(__file__).parent / "reference" / "fit-settings.yaml").write_text(template)
+
+
+def setup(app) -> None:
+    app.connect("builder-inited", write_api)
+    app.connect("builder-inited", write_settings)

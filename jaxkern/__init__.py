@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from jaxkern import tokens as tokens
     from jaxkern import xpcs as xpcs
     from jaxkern.device.status import doctor as doctor
+    from jaxkern.execution import donated as donated
     from jaxkern.performance import (
         get_batch_size_recommendation as get_batch_size_recommendation,
     )
@@ -62,6 +63,7 @@ __all__ = [
     "concat",
     "device",
     "doctor",
+    "donated",
     "execution",
     "export_targets",
     "from_source",
@@ -103,6 +105,7 @@ _HOMES = {
     "Pipeline": "pipeline",
     "concat": "pipeline",
     "doctor": "device.status",
+    "donated": "execution",
     "from_source": "pipeline",
     "from_stream": "pipeline",
     "get_batch_size_recommendation": "performance",

@@ -60,8 +60,7 @@ Sample sample_at(const Op& op, const SampleLayout& layout, int64_t i) {
           op.affine.template at<float>(i),
           op.fill.template at<float>(i),
           op.erase_box.template at<EraseBox>(i),
-          op.erase_value.template at<float>(i),
-          op.result.size_bytes() > static_cast<size_t>(largest_cached_result())};
+          op.erase_value.template at<float>(i)};
 }
 
 Problem check(const ChainOperands& op, const Sample& sample, int64_t i) {
@@ -100,7 +99,7 @@ void run(const StageOperands& op, const Sample& sample, int64_t i) {
 
 // Runs all valid samples. Returns the problem of the first invalid one, or an empty string.
 template <typename Op>
-std::string run_checked(const Op& op, const Executor& executor) {
+std::string run_checked(const Op& op, const Executor& executor, bool streaming) {
   std::mutex mutex;
   int64_t first = op.call.samples();
   std::string problem;
@@ -110,7 +109,9 @@ std::string run_checked(const Op& op, const Executor& executor) {
       read_layout(op, i, &layout);
       std::string message = problem_of(op, layout, i);
       if (message.empty()) {
-        run(op, sample_at(op, layout, i), i);
+        Sample sample = sample_at(op, layout, i);
+        sample.streaming = streaming;
+        run(op, sample, i);
         continue;
       }
       const std::lock_guard<std::mutex> lock(mutex);
@@ -128,10 +129,15 @@ ffi::Error on_cpu(const Op& op, ffi::ThreadPool pool) {
   Call call = op.call;
   if (const char* problem = simd_problem()) call.fail(problem);
   if (!call.ok()) return call.error();
-  advise_results(op.result);
+  const size_t bytes = op.result.size_bytes();
+  // The system clears a fresh page through the caches, so its lines are there already, and
+  // streaming stores would write them to memory twice.
+  const bool resident = advise_huge_pages(op.result.untyped_data(), bytes);
+  const bool streaming = resident && bytes > static_cast<size_t>(largest_cached_result());
   const Executor executor = executor_of(pool);
   if constexpr (std::is_base_of_v<SourceOperands, Op>) {
-    if (const std::string problem = run_checked(op, executor); !problem.empty()) call.fail(problem);
+    if (const std::string problem = run_checked(op, executor, streaming); !problem.empty())
+      call.fail(problem);
   } else if (op.result.element_count() != 0) {
     parallel_for(executor, call.samples(), 1,
                  [&](int64_t begin, int64_t end) { op.run_samples(begin, end); });

@@ -63,8 +63,8 @@ def map_npy(path: str | os.PathLike[str]) -> np.memmap[Any, Any]:
 
     Raises:
       OSError: the file does not exist or cannot be opened.
-      ValueError: the file is not an `.npy` file, is damaged, or its length contradicts its
-        header; the message names the file.
+      ValueError: the path is a URL, or the file is not an `.npy` file, is damaged, or its length
+        contradicts its header; the message names the file.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/x.npy"
@@ -73,6 +73,8 @@ def map_npy(path: str | os.PathLike[str]) -> np.memmap[Any, Any]:
     [1, 2]
     """
     name = os.fspath(path)
+    if "://" in name:
+        raise ValueError(f"{name}: expected a local file; jaxkern.pipeline.cached downloads URLs")
     with open(name, "rb") as file:
         begin = file.read(6)
     if begin != b"\x93NUMPY":

@@ -1,5 +1,6 @@
 """Compiled programs with a bounded cache, graphs, maps over threads and devices, time limits."""
 
+from jaxkern.execution.donation import donated
 from jaxkern.execution.jit import CacheInfo, JITOptions, jit
 from jaxkern.execution.mapping import pmap, vmap
 from jaxkern.execution.mesh import (
@@ -32,6 +33,7 @@ __all__ = [
     "SymbolicError",
     "check_timeout",
     "current_options",
+    "donated",
     "execution_options",
     "jit",
     "mesh_sharded",

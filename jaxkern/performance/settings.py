@@ -149,9 +149,13 @@ def tune_host_allocator(keep_bytes: int = 1 << 30) -> bool:
 
     By default glibc maps a large buffer for each call and unmaps it afterwards, so that every page
     of every result causes a page fault. After this call, which affects the whole process, freed
-    buffers stay mapped and are reused, and all threads share one heap. Call it after imports and
-    before JAX runs anything (``jax.devices()`` starts JAX's threads): if another thread has already
-    allocated, nothing is changed.
+    buffers stay mapped and are reused, and all threads share one heap. Results still cause page
+    faults for up to 20 calls, until the heap has grown to several results: XLA frees a result on
+    another thread after it has allocated the next, and glibc does not reuse the hole of an aligned
+    block for the same size. `jaxkern.donated` avoids page faults from the second call on without
+    these conditions. Call this function after imports and before JAX runs anything
+    (``jax.devices()`` starts JAX's threads): if another thread has already allocated, nothing is
+    changed.
 
     Args:
       keep_bytes: approximate maximum number of freed bytes that the process keeps.

@@ -196,22 +196,12 @@ class Engine:
         self._source.release()
 
     def _make_here(self) -> Item | None:
+        """Make the next item in this thread; another thread may close the engine meanwhile."""
         closed = RingClosed("the iteration was closed while a batch was made")
         with self._lock:
             if self._ended:
                 raise closed
             self._making_here = True
-        try:
-            item = self._make_on_request()
-        finally:
-            with self._lock:
-                self._making_here = False
-            self._release_when_idle()  # another thread may have closed the engine meanwhile
-        if self._ended:
-            raise closed
-        return item
-
-    def _make_on_request(self) -> Item | None:
         before, value, error = self._source.position, None, None
         try:
             claim = self._source.claim()
@@ -221,10 +211,16 @@ class Engine:
             if is_interrupt(failure):
                 raise
             error = failure
+        finally:
+            with self._lock:
+                self._making_here = False
+            self._release_when_idle()
         self.position = self._source.position
-        if error is None and value is None:
-            return None
-        return Item(value, error, before, self.position)
+        if self._ended:
+            raise closed
+        return (
+            None if error is None and value is None else Item(value, error, before, self.position)
+        )
 
     def _work(self, number: int) -> None:
         try:

@@ -10,10 +10,10 @@ import numpy as np
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.graph import BatchLayout, Block, qualified_name
+from jaxkern.pipeline.nodes import BatchLayout, Block, qualified_name
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import Flow, RowFlow, Rows, SequentialNode, Upstream
-from jaxkern.pipeline.sources.source import record_arrays, stack_records
+from jaxkern.pipeline.sources.source import check_choice, record_arrays, stack_records
 
 #: maximum number of outputs per record; output n of record r has the id r * PARTS + n
 PARTS = 1 << 16
@@ -213,8 +213,7 @@ class Window(SequentialNode):
         if isinstance(fields, str):
             raise ValueError(f"fields is {fields!r}; expected names: fields=({fields!r},)")
         self.fields = None if fields is None else tuple(fields)
-        if axis not in ("records", "sequence"):
-            raise ValueError(f"axis is {axis!r}; expected 'records' or 'sequence'")
+        check_choice("axis", axis, "records", "sequence")
         self.axis = axis
 
     def describe(self) -> str:

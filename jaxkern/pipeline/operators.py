@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxkern.image import ChainProducer, Compose, EncodedProducer, MaskProducer
 from jaxkern.image.compose.targets import move_points
-from jaxkern.pipeline.graph import KeyDerivation, PipelineNode, digest, qualified_name
+from jaxkern.pipeline.nodes import KeyDerivation, PipelineNode, digest, qualified_name
 from jaxkern.pipeline.rows import Data, described, is_ragged
-from jaxkern.pipeline.sources.source import EncodedImages
+from jaxkern.pipeline.sources.source import EncodedImages, check_choice
 
 SeededProducer = ChainProducer | EncodedProducer | MaskProducer
 On = Literal["auto", "device", "host"]
@@ -153,8 +153,7 @@ class OperatorNode(PipelineNode):
         boxes: str | None = "boxes",
         keypoints: str | None = "keypoints",
     ) -> None:
-        if on not in ("auto", "device", "host"):
-            raise ValueError(f"on is {on!r}; expected 'auto', 'device' or 'host'")
+        check_choice("on", on, "auto", "device", "host")
         self.op = as_operator(op, _Fields(image, label, mask, boxes, keypoints))
         self.name = name or qualified_name(op)
         plain = _declares_native(self, OperatorNode)

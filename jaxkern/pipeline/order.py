@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxkern.core import registry
+
 Array = np.ndarray[Any, Any]
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -40,7 +42,8 @@ class Permutation:
         if not 1 <= count <= _MAX_RECORDS:
             raise ValueError(f"count is {count}; expected 1 to 2**62 records")
         self.count = count
-        self._keys = _round_keys(count, seed, epoch)
+        name = f"jaxkern order 1: {count} {seed} {epoch}".encode()
+        self._keys = tuple(map(_U64, np.frombuffer(hashlib.blake2b(name).digest(), "<u8")))
         self._a = _U64(math.isqrt(count - 1) + 1)  # ceil(sqrt(count))
         self._b = _U64(-(-count // int(self._a)))
 
@@ -61,6 +64,11 @@ class Permutation:
         if self.count <= _LISTED:
             listed: Array = _listed(self.count, self._keys)[inverse][values]
             return listed
+        if (library := registry.module("cpu")) is not None:
+            images: Array = np.array(values)
+            sides = self.count, int(self._a), int(self._b)
+            library.permute(images.reshape(-1), *sides, [*map(int, self._keys)], inverse)
+            return images
         step = self._backward if inverse else self._forward
         walked = step(values.astype(_U64))
         outside = np.flatnonzero(walked >= _U64(self.count))
@@ -82,11 +90,6 @@ class Permutation:
             right = (right + self._b - _reduce(left, self._keys[r + 1], self._b)) % self._b
             left = (left + self._a - _reduce(right, self._keys[r], self._a)) % self._a
         return left * self._b + right
-
-
-def _round_keys(count: int, seed: int, epoch: int) -> tuple[np.uint64, ...]:
-    name = f"jaxkern order 1: {count} {seed} {epoch}".encode()
-    return tuple(_U64(k) for k in np.frombuffer(hashlib.blake2b(name).digest(), "<u8"))
 
 
 def _mix(x: Array) -> Array:

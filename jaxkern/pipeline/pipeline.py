@@ -14,13 +14,13 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.image import Compose
 from jaxkern.pipeline.epoch import Epoch, first_item
 from jaxkern.pipeline.explanation import Explanation, Overview, explain, overview
-from jaxkern.pipeline.graph import PipelineNode, Remainder, Vertex
 from jaxkern.pipeline.iteration import IterationOptions, PipelineIterator, leading_axes
-from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
+from jaxkern.pipeline.nodes import HostNode, Merge, PipelineNode, Remainder, SourceNode, Vertex
 from jaxkern.pipeline.operators import ElementOperator, OperatorNode
 from jaxkern.pipeline.plan import PipelinePlan
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.as_source import as_source
+from jaxkern.pipeline.sources.source import check_choice
 from jaxkern.pipeline.streaming import StreamNode
 from jaxkern.pipeline.tuning import Auto, Tuning
 from jaxkern.ring import SlotMemory
@@ -42,10 +42,11 @@ def from_source(
     """Return a pipeline that yields a source's records in batches, as dicts of ``jax.Array``.
 
     Every epoch contains every record once, over all shards together. The order depends on (seed,
-    epoch) and is not stored in memory; see docs/pipelines.md.
+    epoch) and is not stored in memory; see docs/explanation/epochs-and-resume.md.
 
     Args:
-      source: field -> array [N, ...] or path of an ``.npy`` file; or anything with ``len`` and
+      source: field -> array [N, ...] or path of an ``.npy`` file; or paths of a data set; or
+        URLs of packed or Parquet files (`cached` downloads others); or anything with ``len`` and
         ``[i]`` that returns dicts, such as Grain's sources; or an `ArraySource`, `HDF5Source`,
         `ImageFolder` or `Subset` of `jaxkern.pipeline`, or a `BatchSource` of your own.
       batch_size: records per batch of this shard.
@@ -53,7 +54,7 @@ def from_source(
       seed: integer seed of the order and of all random draws of the nodes.
       num_workers: number of threads that make batches; 0 makes each batch when it is requested. The
         batches do not depend on it. "auto" adds threads while that is faster, see
-        docs/pipelines.md.
+        docs/explanation/threads.md.
       prefetch_size: maximum number of batches that are made ahead, or "auto".
       drop_remainder: True to omit the records that do not fill a batch. Otherwise the last batch is
         smaller.
@@ -102,7 +103,8 @@ def from_stream(
 
     Records are dicts of arrays. Their number is unknown before the end, so ``len(pipeline)``
     raises. A thread reads them, at most `prefetch_size` batches ahead. The id of a record, which
-    determines its random draws, is its position in the stream; see docs/streams.md.
+    determines its random draws, is its position in the stream: see
+    docs/how-to/filter-and-stream.md.
 
     Args:
       stream: a function without arguments that returns an iterable, or an iterable; it is iterated
@@ -132,8 +134,7 @@ def from_stream(
     options = _options(num_workers, prefetch_size, sharding)
     seed = check_integer("seed", seed, -(2**63))
     remainder = _remainder(drop_remainder, pad_remainder, sharding)
-    if resume not in ("auto", "count"):
-        raise ValueError(f"resume is {resume!r}; expected 'auto' or 'count'")
+    check_choice("resume", resume, "auto", "count")
     node = StreamNode(stream, batch_size, shuffle_buffer, seed, remainder, _shard(shard), resume)
     return Pipeline(Vertex(node), options)
 

@@ -13,6 +13,9 @@ from jaxkern.image import Ragged
 from jaxkern.ring.rows import gather_rows
 
 Data = dict[str, Any]
+#: tree of the fields of a batch, and the dtype and shape of a row, or the limits of Ragged images,
+#: for each leaf
+Fields = tuple[Any, list[Any]]
 
 
 def is_ragged(value: Any) -> bool:
@@ -100,67 +103,86 @@ def ragged_of(images: Sequence[np.ndarray], max_height: int, max_width: int) -> 
     )
 
 
-def joined(parts: Sequence[tuple[Data, Sequence[int] | np.ndarray | slice]]) -> Data:
-    """Return a batch of the selected rows of several batches, in order, as NumPy arrays."""
-
-    def join(*values: Any) -> Any:
-        if is_ragged(values[0]):
-            images: list[np.ndarray] = []
-            for value, (_, rows) in zip(values, parts, strict=True):
-                images += images_of(value, np.arange(len(value))[rows])
-            return ragged_of(images, values[0].max_height, values[0].max_width)
-        pieces = [np.asarray(v)[rows] for v, (_, rows) in zip(values, parts, strict=True)]
-        if len(pieces) == 1 and pieces[0].flags.writeable:
-            return pieces[0]
-        return np.concatenate(pieces)
-
-    return dict(jax.tree.map(join, *(data for data, _ in parts), is_leaf=is_ragged))
-
-
-def scattered(
-    parts: Sequence[tuple[Data, np.ndarray | slice, np.ndarray]],
-    count: int,
+def joined(
+    parts: Sequence[tuple[Data, np.ndarray | slice]],
+    positions: Sequence[np.ndarray] | None = None,
     out: Data | None = None,
 ) -> Data:
-    """Return a batch of `count` rows, assembled from (batch, rows of it, their positions).
+    """Return a batch of the selected rows of several batches as NumPy arrays.
 
-    It uses the arrays `out` if their shapes and dtypes match.
+    The rows are in order, or those of each part at its `positions`. The arrays `out` are used if
+    their fields and number of rows are equal. The rows of a single slice may be a view.
     """
+    datas = [data for data, _ in parts]
+    in_order = positions is None and all(isinstance(rows, slice) for _, rows in parts)
+    if in_order and len(parts) == 1 and not has_ragged(datas):
+        arrays = jax.tree.map(lambda values: np.asarray(values)[parts[0][1]], datas[0])
+        return dict(jax.tree.map(lambda x: x if x.flags.writeable else x.copy(), arrays))
+    selected, start = [], 0
+    for data, rows in parts:
+        count = row_count(jax.tree.leaves(data, is_leaf=is_ragged)[0]) or 0
+        selected.append(start + (np.arange(count)[rows] if isinstance(rows, slice) else rows))
+        start += count
+    order = np.concatenate(selected)
+    if positions is not None:
+        order[np.concatenate(positions)] = order.copy()
 
-    def place(*values: Any) -> Any:
+    def join(*values: Any, target: np.ndarray | None = None) -> Any:
         if is_ragged(values[0]):
-            images: list[Any] = [None] * count
-            for value, (_, rows, positions) in zip(values, parts, strict=True):
-                selected = images_of(value, np.arange(len(value))[rows])
-                for at, image in zip(positions.tolist(), selected, strict=True):
-                    images[at] = image
-            return ragged_of(images, values[0].max_height, values[0].max_width)
-        first = np.asarray(values[0])
-        return gathered(values, np.empty((count, *first.shape[1:]), first.dtype))
+            images = [image for value in values for image in images_of(value, range(len(value)))]
+            chosen = [images[row] for row in order.tolist()]
+            return ragged_of(chosen, values[0].max_height, values[0].max_width)
+        arrays = [np.asarray(value) for value in values]
+        if target is None:
+            target = np.empty((len(order), *arrays[0].shape[1:]), arrays[0].dtype)
+        if in_order:
+            pieces = [array[rows] for array, (_, rows) in zip(arrays, parts, strict=True)]
+            return np.concatenate(pieces, out=target)
+        return gather_rows(arrays, order, target)
 
-    def gathered(values: Sequence[Any], target: np.ndarray) -> np.ndarray:
-        return gather_rows([np.asarray(value) for value in values], order, target)
-
-    datas = [data for data, _, _ in parts]
-    order, start = np.empty(count, np.int64), 0
-    for data, rows, positions in parts:
-        length = row_count(jax.tree.leaves(data, is_leaf=is_ragged)[0]) or 0
-        order[positions] = np.arange(start, start + length)[rows]
-        start += length
-    if out is None or not all(_same_fields(data, out) for data in datas):
-        return dict(jax.tree.map(place, *datas, is_leaf=is_ragged))
-    for target, *values in zip(jax.tree.leaves(out), *map(jax.tree.leaves, datas), strict=True):
-        gathered(values, target)
+    targets = [] if out is None else jax.tree.leaves(out)
+    fits = {len(target) for target in targets} == {len(order)}
+    if out is None or not fits or any(fields_of(data) != fields_of(out) for data in datas):
+        return dict(jax.tree.map(join, *datas, is_leaf=is_ragged))
+    for target, *values in zip(targets, *map(jax.tree.leaves, datas), strict=True):
+        join(*values, target=target)
     return out
 
 
-def _same_fields(one: Data, other: Data) -> bool:
-    """True if batches have the same fields, with equal dtypes and equal shapes of a row."""
-    trees: list[Any] = [jax.tree.structure(data) for data in (one, other)]
-    return trees[0] == trees[1] and all(
-        (a.dtype, a.shape[1:]) == (b.dtype, b.shape[1:])
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    )
+def fields_of(data: Data) -> Fields:
+    """Return the tree of the fields of a batch, and the kind of each leaf."""
+    leaves, tree = jax.tree.flatten(data, is_leaf=is_ragged)
+    return tree, [
+        (v.max_height, v.max_width, v.channels) if is_ragged(v) else (v.dtype, v.shape[1:])
+        for v in leaves
+    ]
+
+
+def differences(one: Fields, other: Fields) -> list[tuple[str, str, str]]:
+    """Return (name, kind in `one`, kind in `other`) of the fields that differ for JAX."""
+    a, b = _kinds(one), _kinds(other)
+    names = sorted({*a, *b})
+    pairs = [(name, a.get(name, "absent"), b.get(name, "absent")) for name in names]
+    return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def _kinds(fields: Fields) -> dict[str, str]:
+    tree, kinds = fields
+    texts = []
+    for kind in kinds:
+        if len(kind) == 3:
+            texts.append("Ragged[N, up to {}x{}x{}]".format(*kind))
+        else:
+            texts.append(f"{canonical_dtype(kind[0])}[{', '.join(map(str, ('N', *kind[1])))}]")
+    paths = jax.tree_util.tree_flatten_with_path(tree.unflatten(texts))[0]
+    return {jax.tree_util.keystr(path): text for path, text in paths}
+
+
+def with_mask(data: Data, mask: np.ndarray) -> Data:
+    """Return a batch with the field "mask" of padded epochs; raise ValueError if it has one."""
+    if "mask" in data:
+        raise ValueError("the batch has a field 'mask', which pad_remainder=True adds; rename it")
+    return {**data, "mask": mask}
 
 
 def row_of(data: Data, row: int) -> Data:
@@ -172,15 +194,14 @@ def records_of(data: Data, rows: Iterable[int]) -> Iterator[Data]:
     """Yield records of a batch, as `row_of` does, but flatten its tree only once."""
     structure: Any
     leaves, structure = jax.tree.flatten(data, is_leaf=is_ragged)
-    pickers = [
-        _ragged_row(leaf) if is_ragged(leaf) else np.asarray(leaf).__getitem__ for leaf in leaves
+    pickers: list[Callable[[int], Any]] = [
+        images_of(leaf, range(len(leaf))).__getitem__
+        if is_ragged(leaf)
+        else np.asarray(leaf).__getitem__
+        for leaf in leaves
     ]
     for row in rows:
         yield structure.unflatten([pick(row) for pick in pickers])
-
-
-def _ragged_row(images: Ragged) -> Callable[[int], Any]:
-    return lambda row: images_of(images, [row])[0]
 
 
 def spec_of(data: Any) -> Any:
@@ -196,9 +217,3 @@ def described(value: Any) -> str:
         sides = f"up to {value.max_height}x{value.max_width}x{value.channels}"
         return f"Ragged[{row_count(value)}, {sides}, {value.buffer.shape[0]} bytes]"
     return f"{value.dtype}{list(value.shape)}"
-
-
-def signature(data: Any) -> dict[str, str]:
-    """Return the dtype and shape of every leaf as text, by name."""
-    leaves = jax.tree_util.tree_flatten_with_path(data, is_leaf=is_ragged)[0]
-    return {jax.tree_util.keystr(path): described(value) for path, value in leaves}

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.engine import Engine, Item
-from jaxkern.pipeline.graph import BatchLayout, Block, PipelineNode, Remainder, Vertex
+from jaxkern.pipeline.nodes import BatchLayout, Block, PipelineNode, Remainder, Vertex
 from jaxkern.pipeline.rows import Data
 
 if TYPE_CHECKING:
@@ -136,14 +136,10 @@ class Flow:
         """Return the block; if batches are padded, fill it up and add a "mask" of `count` rows."""
         if self._remainder != "pad":
             return block
-        if "mask" in block.data:
-            raise ValueError(
-                "the batch has a field 'mask', which pad_remainder=True adds; rename it"
-            )
         if len(block.records) < self._size:  # repeats the last row
             rows = np.minimum(np.arange(self._size), count - 1)
             block = Block(row.joined([(block.data, rows)]), block.records[rows])
-        return Block({**block.data, "mask": np.arange(self._size) < count}, block.records)
+        return Block(row.with_mask(block.data, np.arange(self._size) < count), block.records)
 
 
 class SequentialNode(PipelineNode):
@@ -200,7 +196,7 @@ class RowFlow(Flow):
         super().__init__(upstream, layout, position)
         self._drops, self._window = drops, window
         self._remaining: int | None = position.get("remaining", most)
-        self._spec: dict[str, tuple[Any, ...]] | None = None
+        self._fields: row.Fields | None = None  # of the first rows
         self._next = int(position.get("row", 0))
         #: origin of the next row, before that row is read
         self._origin: int | None = position["origin"] if position else 0
@@ -256,7 +252,8 @@ class RowFlow(Flow):
 
     def _make(self, pieces: list[tuple[Rows, slice]], count: int, out: Data | None) -> Block:
         records = np.concatenate([rows.records[selected] for rows, selected in pieces])
-        block = Block(row.joined([(rows.data, selected) for rows, selected in pieces]), records)
+        parts = [(rows.data, selected) for rows, selected in pieces]
+        block = Block(row.joined(parts, out=None if self._window else out), records)
         if self._window is not None:
             length, stride = self._window
             starts = np.arange(count) * stride
@@ -272,27 +269,17 @@ class RowFlow(Flow):
         if item.error is not None or not len(item.value.records):
             return item
         arrays = {k: v for k, v in item.value.data.items() if not row.is_ragged(v)}
-        spec = {
-            jax.tree_util.keystr(path): (value.dtype, value.shape[1:])
-            for path, value in jax.tree_util.tree_flatten_with_path(arrays)[0]
-        }
-        self._spec = self._spec or spec
-        if spec == self._spec:
+        fields = row.fields_of(arrays)
+        self._fields = self._fields or fields
+        changes = row.differences(fields, self._fields) if fields != self._fields else []
+        if not changes:
             return item
-        changed = [
-            f"{name} is {_describe(spec.get(name))} and was {_describe(self._spec.get(name))}"
-            for name in sorted({*spec, *self._spec})
-            if spec.get(name) != self._spec.get(name)
-        ]
+        changed = [f"{name} is {new} and was {old}" for name, new, old in changes]
         error = ValueError(
             f"the fields of records changed: {'; '.join(changed)}; expected the same fields, "
             "shapes and dtypes in all records"
         )
         return item._replace(value=None, error=error)
-
-
-def _describe(spec: tuple[Any, ...] | None) -> str:
-    return "absent" if spec is None else f"{spec[0]}{list(spec[1])}"
 
 
 class SequentialRows(SequentialNode):
@@ -336,7 +323,9 @@ class _RepeatedUpstream:
         self._current = self._open(position["at"])
 
     def _open(self, position: Any) -> Engine:
-        epoch = self._epoch.for_epoch(self._epoch.number * self._times + self._turn)
+        run = self._epoch
+        number = run.number * self._times + self._turn
+        epoch = type(run)(run.plan, number, run.threads, run.ahead)
         return epoch.open_upstream(self._vertex, position)
 
     @property

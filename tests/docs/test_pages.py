@@ -55,7 +55,7 @@ def compiled_here(page):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("default_device", "compiled_here")
-@pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
@@ -80,7 +80,7 @@ def parse(arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_run(page, tmp_path, monkeypatch):
     """Run `python -m jaxkern`; check that targets of make exist. CI runs the commands of pip.
 
@@ -126,7 +126,7 @@ def test_commands_run(page, tmp_path, monkeypatch):
 
 
 def test_the_cpp_block_compiles(tmp_path):
-    (block,) = blocks(ROOT / "docs" / "ring.md", "cpp")
+    (block,) = blocks(ROOT / "docs" / "how-to" / "use-a-ring.md", "cpp")
     source = tmp_path / "producer.cc"
     source.write_text(
         '#include <memory>\n#include <utility>\n#include "ring/ring.h"\n'
@@ -155,7 +155,7 @@ def test_every_block_is_known():
 
 
 def test_files_named_by_the_page_on_development_exist():
-    text = (ROOT / "docs" / "development.md").read_text()
+    text = "".join(page.read_text() for page in (ROOT / "docs" / "development").glob("*.md"))
     named = set(re.findall(r"(?<![\w/-])\w[\w/-]*\.(?:py|cc|h|cu|md)\b", text))
     folders = ("jaxkern", "csrc", "tests", "docs", "benchmarks", "examples")
     existing = [str(file) for folder in folders for file in (ROOT / folder).rglob("*.*")]

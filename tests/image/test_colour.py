@@ -98,7 +98,7 @@ def smoothed(x):
 
 
 def oracle_u8(x, code, inputs):
-    """Apply one operation to an image u8 of three channels, by the rules in docs/images.md."""
+    """Apply one operation to an image u8 of three channels, by the rules in docs/reference."""
     f, rest = ([*inputs, 0.0, 0.0])[:2]
     wide = x.astype(np.float32)
     factor = np.float32(np.clip(f, -1024, 1024))

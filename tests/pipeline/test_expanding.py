@@ -162,7 +162,11 @@ def test_invalid_arguments():
     fails(lambda: base() >> FlatMap(lambda r: [3]), TypeError, r"record 11 of .* is 3")
     fails(lambda: base() >> FlatMap(lambda r: [r] * 65537), ValueError, "more than 65,536")
     uneven = FlatMap(lambda r: [{"x": np.zeros(int(r["id"]) // 20 + 1)}])
-    fails(lambda: base(shuffle=False) >> uneven, ValueError, r"float32\[2\] and was float32\[1\]")
+    fails(
+        lambda: base(shuffle=False) >> uneven,
+        ValueError,
+        r"float32\[N, 2\] and was float32\[N, 1\]",
+    )
     deep = FlatMap(lambda r: [r])
     fails(lambda: base() >> deep >> deep >> deep >> deep, ValueError, "too large for ids")
     fails(lambda: [Window(0)], ValueError, "size")

@@ -69,7 +69,7 @@ def test_arrays_of_any_dtype_and_shape(tmp_path_factory, dtype, shapes, fixed, s
 
 
 def test_the_bytes_are_where_the_format_says(tmp_path):
-    """Parse the file independently, following the tables in docs/packed.md."""
+    """Parse the file independently, following the tables in docs/reference/packed-format.md."""
     random = np.random.default_rng(0)
     pages = random.integers(0, 256, (4, 50, 40, 3), np.uint8)  # 6000 bytes
     lines = random.random((4, 30, 3), np.float32)  # 360 bytes

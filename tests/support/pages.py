@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "PACKAGE.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "PACKAGE.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "api" not in page.parts),
+]
 
-# What only a GPU or a cluster can run, or `make test-huggingface`, says so in its own text.
+# What only a GPU or a cluster can run, `make test-huggingface` or PyTorch, says so in its text.
 _ELSEWHERE = re.compile(
     r"\bgpu-check|cuda|devices\(.gpu.\)|require=.gpu|slurm|srun|sbatch|distributed\.initialize"
-    r"|import datasets",
+    r"|import datasets|import torch|s3://",
     re.IGNORECASE,
 )
 
@@ -47,34 +51,26 @@ except ImportError:
 def train(image, label): assert image.shape[1:] == (224, 224, 3)
 """
 
-# Code that stands for the reader's own, run before the block of that number.
-BEFORE = {
-    "README.md": {
-        1: "def train(image, label): assert image.shape[1:] == (224, 224, 3)" + _IMAGES,
-        2: """
-import pathlib, PIL.Image
-for k in range(20):
-    path = pathlib.Path(("photos", "drawings")[k % 2], "ab"[k // 10], f"{k:02}.jpg")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    PIL.Image.fromarray(images[k]).save(path)
-np.save("tokens.npy", np.arange(90, dtype=np.uint16))
-np.save("offsets.npy", [0, 30, 50, 90])
-""",
-        3: """
-for feed in (from_files, mixture):
-    assert next(iter(feed))["image"].shape[1:] == (224, 224, 3)
-assert next(iter(tokens))["tokens"].shape == (1, 2048)
+# Frames of a detector, and the map of its bins.
+_FRAMES = """
 import h5py, numpy as np
+import jaxkern as jk
 _model = jk.xpcs.LaminarFlow(jk.xpcs.Geometry(.0054, 2e6, .1, .1 * np.arange(60), [0.0, 40.0]))
 _frames = jk.xpcs.simulate_frames(_model, _model.defaults, pixels=100)
 _frames.qmap.write("qmap.h5")
 with h5py.File("run.h5", "w") as _file:
     _file["entry/data/data"] = _frames.array
-""",
+"""
+
+# Code that stands for the reader's own, run before the block of that number.
+BEFORE = {
+    "README.md": {0: _PHOTOS + _FRAMES},
+    "index.md": {0: _PHOTOS, 1: _FRAMES},
+    "read-image-files.md": {0: _PHOTOS},
+    "augment-images.md": {
+        0: _IMAGES + "list_of_uint8_images = [images[i, : 20 + i] for i in range(4)]"
     },
-    "files.md": {0: _PHOTOS},
-    "images.md": {0: _IMAGES + "list_of_uint8_images = [images[i, : 20 + i] for i in range(4)]"},
-    "pipelines.md": {
+    "build-pipelines.md": {
         1: _PHOTOS
         + """
 path.write_bytes(b"no image")
@@ -82,11 +78,11 @@ def step(images, labels, weight): assert images.shape == (16, 224, 224, 3)
 def predict(images): return jnp.zeros(len(images), jnp.int32)
 """
     },
-    "packed.md": {0: _PHOTOS},
-    "ring.md": {
+    "pack-files.md": {0: _PHOTOS},
+    "use-a-ring.md": {
         1: "weights = jnp.zeros(3)\ndef update(w, b): return w + b['image'].mean((0, 1, 2))"
     },
-    "targets.md": {
+    "transform-targets.md": {
         4: """
 import pathlib, PIL.Image
 photo_paths = [pathlib.Path(f"{k}.jpg") for k in range(4)]
@@ -96,41 +92,39 @@ for k, path in enumerate(photo_paths):
     PIL.Image.fromarray(np.uint8(images[k, 8 * k :, :, 0] > 99)).save(mask_paths[k])
 """
     },
-    "start.md": {1: _PHOTOS, 2: _IMAGES},
 }
 
 # What a page prints, by parts.
 SHOWN = {
-    "benchmarking.md": ["augment/jaxkern.image_chain.v1"],
-    "files.md": [
+    "benchmark.md": ["augment/jaxkern.image_chain.v1"],
+    "read-image-files.md": [
         "Compose  native threads: Compose#",
         "image: 41 JPEG by libjpeg-turbo",
         "(4, 32, 32, 1)",
         "(4, 224, 224, 3) [ True False False False]",
         "1 PNG by Pillow in worker threads; no native threads: 1 of 42 images are not JPEG",
     ],
-    "pipelines.md": [
+    "build-pipelines.md": [
         "5\n",
         "1 of this epoch did not decode; so far {PosixPath(",
         "of 4 are right; classes ['a', 'b']",
         "16 images as Ragged",
         "['brightness', 'image', 'label', 'thumbnail']",
-        "Compose  native threads: Compose#",
-        "augmentation runs on the",
         "record 17 in epoch 1",
     ],
-    "performance.md": ["x: shape (8,) -> (9,)", "1 hits, 1 misses"],
-    "execution.md": ["Both: 3 operators in 3 parts"],
-    "roofline.md": ["fma_f32"],
-    "targets.md": ["(4, 24, 24, 3) (4, 24, 24)"],
-    "tokens.md": [
+    "speed-up-programs.md": ["x: shape (8,) -> (9,)", "1 hits, 1 misses"],
+    "run-graphs.md": ["Both: 3 operators in 3 parts"],
+    "use-rooflines.md": ["fma_f32"],
+    "transform-targets.md": ["(4, 24, 24, 3) (4, 24, 24)"],
+    "threads.md": ["Compose  native threads: Compose#", "augmentation runs on the"],
+    "pack-tokens.md": [
         "rows of 1000 segments, ",
         "(8, 512, 512)\n10.8",
         "[[1, 2, 3], [4, -1, -1], [5, 6, -1]]",
         "'tokens': (8, 512)",
         "[[4, 5, 6, 7], [1, 2, 3, 8]] [[0, 1, 2, 3], [0, 1, 2, 0]]",
     ],
-    "device.md": ["fma_f32"],
+    "select-a-device.md": ["fma_f32"],
 }
 
 

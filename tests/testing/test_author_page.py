@@ -14,7 +14,7 @@ EXAMPLE = ROOT / "examples" / "my_op"
 
 
 def test_the_handler_of_the_page_compiles(tmp_path):
-    (block,) = blocks(ROOT / "docs" / "write-your-own-op.md", "cpp")
+    (block,) = blocks(ROOT / "docs" / "how-to" / "write-an-op.md", "cpp")
     source = tmp_path / "handler.cc"
     source.write_text(
         "#include <jaxkern/core/ffi.h>\nusing namespace jaxkern;\n"
@@ -44,7 +44,7 @@ def test_the_example_installs_neither_another_jaxkern_nor_another_jaxlib():
     assert {re.split(r"[^\w-]", name)[0] for name in named}.isdisjoint({"jaxkern", "jaxlib"})
     commands = [
         line
-        for page in (EXAMPLE / "README.md", ROOT / "docs" / "development.md")
+        for page in (EXAMPLE / "README.md", ROOT / "docs" / "development" / "index.md")
         for block in blocks(page, "sh")
         for line in block.text.splitlines()
         if line.startswith("pip install")

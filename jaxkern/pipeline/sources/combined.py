@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxkern.pipeline import rows as row
@@ -27,64 +26,35 @@ class FieldChecker:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._first: tuple[int, _Fields] | None = None
+        self._first: tuple[int, row.Fields] | None = None
         self._agreed: set[int] = set()
 
     def check(self, *pieces: tuple[int, Data]) -> None:
         """Raise ValueError if the fields of (input, rows) differ, also from earlier ones."""
-        for source, data in pieces:
-            if source not in self._agreed:
-                self._first = self._first or (source, _fields_of(data))
-                self._compare(self._first, (source, _fields_of(data)))
-                self._agreed.add(source)
-        (first, one), *others = pieces
-        fields = _fields_of(one)
-        for source, data in others:
-            self._compare((first, fields), (source, _fields_of(data)))
+        known = [(source, row.fields_of(data)) for source, data in pieces]
+        self._first = self._first or known[0]
+        for each in known:
+            if each[0] not in self._agreed:
+                self._compare(self._first, each)
+                self._agreed.add(each[0])
+            self._compare(known[0], each)
 
-    def _compare(self, one: tuple[int, _Fields], other: tuple[int, _Fields]) -> None:
+    def _compare(self, one: tuple[int, row.Fields], other: tuple[int, row.Fields]) -> None:
         if one[1] == other[1]:
             return
-        a, b = _describe_fields(one[1]), _describe_fields(other[1])
-        differences = [
-            f"{name} is {a.get(name, 'absent')} in input {one[0]} and "
-            f"{b.get(name, 'absent')} in input {other[0]}"
-            for name in sorted({*a, *b})
-            if a.get(name) != b.get(name)
+        texts = [
+            f"{name} is {a} in input {one[0]} and {b} in input {other[0]}"
+            for name, a, b in row.differences(one[1], other[1])
         ]
-        if differences:
+        if texts:
             raise ValueError(
-                f"the inputs of {self._what} differ: {'; '.join(differences)}; transform one input "
+                f"the inputs of {self._what} differ: {'; '.join(texts)}; transform one input "
                 "before, or for images of different sizes set the same max_size"
             )
 
 
-#: (tree of the fields of a batch, dtype and shape of a row or limits of Ragged images, per leaf)
-_Fields = tuple[Any, list[Any]]
-
-
-def _fields_of(data: Data) -> _Fields:
-    leaves, tree = jax.tree.flatten(data, is_leaf=row.is_ragged)
-    return tree, [
-        (v.max_height, v.max_width, v.channels) if row.is_ragged(v) else (v.dtype, v.shape[1:])
-        for v in leaves
-    ]
-
-
-def _describe_fields(fields: _Fields) -> dict[str, str]:
-    tree, kinds = fields
-    paths = jax.tree_util.tree_flatten_with_path(tree.unflatten(range(len(kinds))))[0]
-    return {jax.tree_util.keystr(path): _describe(kinds[k]) for path, k in paths}
-
-
-def _describe(kind: Any) -> str:
-    if len(kind) == 3:
-        return "Ragged[up to {}x{}x{}]".format(*kind)
-    return f"{row.canonical_dtype(kind[0])}{list(kind[1])}"
-
-
 class CombinedSource(BatchSource):
-    """Base class of sources made of several sources."""
+    """Base class of sources whose records are made of records of other sources."""
 
     _sign = " + "
 
@@ -102,6 +72,30 @@ class CombinedSource(BatchSource):
 
     def remarks(self) -> Sequence[str]:
         return tuple(remark for source in self.sources for remark in source.remarks())
+
+    def parts(self, records: np.ndarray) -> Iterator[tuple[int, np.ndarray, Any]]:
+        """Yield (source, its records, their positions) for the records [N]."""
+        raise NotImplementedError
+
+    def _one(self, record: int) -> Iterator[tuple[BatchSource, int]]:
+        for source, inner, _ in self.parts(np.array([record])):
+            yield self.sources[source], int(inner[0])
+
+    def name_of(self, record: int) -> str:
+        names = (source.name_of(inner) for source, inner in self._one(record))
+        return next(filter(None, names), "")
+
+    def encoded_bytes(self, field: str, record: int) -> bytes | None:
+        stored = (source.encoded_bytes(field, inner) for source, inner in self._one(record))
+        return next((data for data in stored if data is not None), None)
+
+    def note_masked(self, records: np.ndarray) -> None:
+        for source, inner, _ in self.parts(records):
+            self.sources[source].note_masked(inner)
+
+    def check(self, records: np.ndarray) -> None:
+        for source, inner, _ in self.parts(records):
+            self.sources[source].check(inner)
 
 
 class JoinedSource(CombinedSource):
@@ -122,16 +116,16 @@ class JoinedSource(CombinedSource):
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         if self._arrays is not None:
             return self._arrays.gather(records % len(self), out)
-        pieces = list(self._split(records))
+        pieces = list(self.parts(records))
         if len(pieces) == 1:
             source, inner, _ = pieces[0]
             data = self.sources[source].gather(inner, out)
             self._fields.check((source, data))
             return data
-        batches = [self.sources[source].gather(inner) for source, inner, _ in pieces]
-        self._fields.check(*zip([source for source, _, _ in pieces], batches, strict=True))
-        parts = [(data, slice(None), k) for data, (_, _, k) in zip(batches, pieces, strict=True)]
-        return row.scattered(parts, len(records), out)
+        batches = [(source, self.sources[source].gather(inner)) for source, inner, _ in pieces]
+        self._fields.check(*batches)
+        positions = [positions for _, _, positions in pieces]
+        return row.joined([(data, slice(None)) for _, data in batches], positions, out)
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
         first, *others = (source.batch_spec(count, image_side) for source in self.sources)
@@ -146,32 +140,12 @@ class JoinedSource(CombinedSource):
         self._fields.check(*((number, dict(arrays)) for number, arrays in enumerate(parts)))
         return ArraySource(_concatenate_fields(parts))
 
-    def _split(self, records: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    def parts(self, records: np.ndarray) -> Iterator[tuple[int, np.ndarray, Any]]:
         inner = records % self._ends[-1]
         sources = np.searchsorted(self._ends, inner, side="right")
         for source in np.flatnonzero(np.bincount(sources)).tolist():
             positions = np.flatnonzero(sources == source)
             yield source, inner[positions] - self._starts[source], positions
-
-    def name_of(self, record: int) -> str:
-        source, inner = self._one(record)
-        return source.name_of(inner)
-
-    def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        source, inner = self._one(record)
-        return source.encoded_bytes(field, inner)
-
-    def _one(self, record: int) -> tuple[BatchSource, int]:
-        ((source, inner, _),) = self._split(np.array([record]))
-        return self.sources[source], int(inner[0])
-
-    def note_masked(self, records: np.ndarray) -> None:
-        for source, inner, _ in self._split(records):
-            self.sources[source].note_masked(inner)
-
-    def check(self, records: np.ndarray) -> None:
-        for source, inner, _ in self._split(records):
-            self.sources[source].check(inner)
 
     def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
         parts = [source.row_arrays() for source in self.sources]
@@ -185,7 +159,7 @@ class JoinedSource(CombinedSource):
 
     def rows_of(self, records: np.ndarray) -> np.ndarray:
         rows = np.empty(len(records), np.int64)
-        for source, inner, positions in self._split(records):
+        for source, inner, positions in self.parts(records):
             rows[positions] = self._row_starts[source] + self.sources[source].rows_of(inner)
         return rows
 
@@ -261,21 +235,9 @@ class ZippedSource(CombinedSource):
         rows = self.rows_of(records)
         return merge_fields([source.gather(rows) for source in self.sources], self.names)
 
-    def name_of(self, record: int) -> str:
-        names = (source.name_of(record % len(self)) for source in self.sources)
-        return next(filter(None, names), "")
-
-    def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        stored = (source.encoded_bytes(field, record % len(self)) for source in self.sources)
-        return next((data for data in stored if data is not None), None)
-
-    def note_masked(self, records: np.ndarray) -> None:
-        for source in self.sources:
-            source.note_masked(self.rows_of(records))
-
-    def check(self, records: np.ndarray) -> None:
-        for source in self.sources:
-            source.check(self.rows_of(records))
+    def parts(self, records: np.ndarray) -> Iterator[tuple[int, np.ndarray, Any]]:
+        for source in range(len(self.sources)):
+            yield source, self.rows_of(records), slice(None)
 
     def rows_of(self, records: np.ndarray) -> np.ndarray:
         return records % len(self)  # the ids of repeated records are larger
@@ -336,7 +298,7 @@ def merge_fields(batches: Sequence[Data], names: Sequence[str] | None) -> Data:
     return fields
 
 
-class Subset(BatchSource):
+class Subset(CombinedSource):
     """Source of selected records of another source: record i is its record ``indices[i]``.
 
     Random parameters and `Pipeline.explain` use the number i. Native threads can read the records
@@ -359,23 +321,23 @@ class Subset(BatchSource):
     """
 
     def __init__(self, source: Any, indices: Any) -> None:
-        self.source = as_source(source)
+        super().__init__([as_source(source)])
+        (self.source,) = self.sources
         #: int64 [M], read-only: native threads and states rely on the values
         self.indices = _check_indices(indices, len(self.source), repr(self.source))
         self.indices.flags.writeable = False
         self._length = len(self.indices)
-        self.fresh = self.source.fresh and type(self).gather is Subset.gather
-        self.on_bad_record = self.source.on_bad_record
+        self.fresh &= type(self).gather is Subset.gather
 
     def __repr__(self) -> str:
         return f"Subset({len(self)} of {self.source!r})"
 
     def describe(self) -> str:
-        return f"Subset#{self._digest}({self.source.describe()})"
+        return f"Subset#{self._digest:08x}({self.source.describe()})"
 
     @functools.cached_property
-    def _digest(self) -> str:
-        return f"{zlib.crc32(self.indices.tobytes()):08x}"
+    def _digest(self) -> int:
+        return zlib.crc32(self.indices.tobytes())
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         return self.source.gather(self.indices[records], out)
@@ -387,20 +349,8 @@ class Subset(BatchSource):
         images = self.source.encoded_images()
         return {k: dataclasses.replace(v, rows_of=self.rows_of) for k, v in images.items()}
 
-    def name_of(self, record: int) -> str:
-        return self.source.name_of(int(self.indices[record]))
-
-    def encoded_bytes(self, field: str, record: int) -> bytes | None:
-        return self.source.encoded_bytes(field, int(self.indices[record]))
-
-    def note_masked(self, records: np.ndarray) -> None:
-        self.source.note_masked(self.indices[records])
-
-    def remarks(self) -> Sequence[str]:
-        return self.source.remarks()
-
-    def check(self, records: np.ndarray) -> None:
-        self.source.check(self.indices[records])
+    def parts(self, records: np.ndarray) -> Iterator[tuple[int, np.ndarray, Any]]:
+        yield 0, self.indices[records], slice(None)
 
     def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
         return self.source.row_arrays() if len(self) else None

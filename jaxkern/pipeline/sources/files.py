@@ -36,15 +36,31 @@ def expand_paths(paths: Paths, suffixes: Sequence[str], what: str) -> list[Path]
 
     Raises:
       FileNotFoundError: a path or pattern matches no file.
+      ValueError: a path is a URL.
     """
     files: list[Path] = []
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
         if not isinstance(path, str | os.PathLike):
             raise TypeError(f"expected paths of {what}, got {path!r:.80}")
+        check_local(path, what)
         files += _match(os.path.expanduser(os.fspath(path)), suffixes, what)
     if not files:
         raise FileNotFoundError(f"{paths!r:.200} matches no file of {what}")
     return files
+
+
+def is_url(path: Any) -> bool:
+    """True for a string such as ``"s3://bucket/x.jkp"``."""
+    return isinstance(path, str) and re.match(r"[a-z][a-z0-9+.-]+://", path) is not None
+
+
+def check_local(path: Any, what: str) -> None:
+    """Raise ValueError if a path is a URL."""
+    if is_url(path):
+        raise ValueError(
+            f"{path!r:.200} is a URL, and {what} are read from local files: pass "
+            "jaxkern.pipeline.cached(urls, folder), or write packed files (jaxkern.pipeline.pack)"
+        )
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
@@ -54,6 +70,8 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
     ('.tar', '.tfrecord')
     """
     name = os.fspath(path).rstrip(os.sep)
+    if name.startswith(("http://", "https://")):
+        name = re.sub(r"[?#].*", "", name)
     return os.path.splitext(re.sub(r"-(\d+|\*|\?+|\{[^{}]*\})-of-\d+$", "", name))[1].lower()
 
 
@@ -67,7 +85,7 @@ def _match(path: str, suffixes: Sequence[str], what: str) -> list[Path]:
     if os.path.exists(path):  # even if its name looks like a pattern
         return [Path(path).absolute()]
     files = []
-    for name in _expand_braces(path):
+    for name in expand_braces(path):
         matches = sorted(glob.glob(name, recursive=True)) if glob.has_magic(name) else [name]
         missing = [match for match in matches if not os.path.exists(match)]
         if missing or not matches:
@@ -77,7 +95,8 @@ def _match(path: str, suffixes: Sequence[str], what: str) -> list[Path]:
     return files
 
 
-def _expand_braces(pattern: str) -> Iterator[str]:
+def expand_braces(pattern: str) -> Iterator[str]:
+    """Yield the names that a pattern with ``{a,b}`` or ``{000..003}`` stands for."""
     pieces = re.split(r"(\{[^{}]*\})", pattern)
     choices = [_choices(piece) if piece.startswith("{") else [piece] for piece in pieces]
     _check_count(pattern, math.prod(map(len, choices)))

@@ -163,6 +163,6 @@ def test_the_page_runs(tmp_path, monkeypatch):
     """Its other examples run in the tests of all pages, where this library is not installed."""
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
-    for block in blocks(ROOT / "docs" / "sources.md", "python"):
+    for block in blocks(ROOT / "docs" / "how-to" / "read-data-sets.md", "python"):
         exec(block.text, names)
     assert "dataset" in names

@@ -24,7 +24,7 @@ from jaxkern.xpcs import ApsFormatError, read_results, write_results
 
 N, SHAPE = samples.N, samples.SHAPE
 
-#: every field of docs/correlation-files.md with its shape
+#: every field of docs/reference/results-files.md with its shape
 FIELDS = {
     "entry": {
         "schema_version start_time instrument/incident_beam/incident_energy": (),

@@ -22,6 +22,14 @@ from jaxkern.pipeline.sources.images.columns import (
 )
 from jaxkern.pipeline.sources.images.fields import ImageOptions
 from jaxkern.pipeline.sources.images.headers import ByteRanges
+from jaxkern.pipeline.sources.remote import (
+    File,
+    RemoteError,
+    RemoteFile,
+    RemoteReader,
+    Url,
+    expand_files,
+)
 from jaxkern.pipeline.sources.source import BatchSource, RecordSource, check_numeric, join_arrays
 from jaxkern.ring import RowParts
 
@@ -125,14 +133,15 @@ class ParquetSource(_TableSource):
     `jaxkern.pipeline.pack`.
 
     Args:
-      paths: a file, a list, a folder, or a pattern such as ``data/*.parquet``.
+      paths: a file, a list, a folder, or a pattern such as ``data/*.parquet``; or URLs, of which
+        only the bytes of the columns are read.
       columns, decoders, images: as for `ArrowSource`, and so are the fields.
       verify: if True, check page checksums if the file has them, the properties that `ArrowSource`
         checks, and that numbers are within the statistics of their row group. Reading takes up to
         twice as long.
 
     Raises:
-      As `ArrowSource`, and MemoryError.
+      As `ArrowSource`, and MemoryError; OSError if a server fails or its file is replaced.
     """
 
     def __init__(
@@ -145,7 +154,7 @@ class ParquetSource(_TableSource):
         **images: Unpack[ImageOptions],
     ) -> None:
         _arrow()
-        files = expand_paths(paths, (".parquet",), "Parquet")
+        files = expand_files(paths, (".parquet",), "Parquet")
         parts = _parquet_tables(files, columns, verify)
         super().__init__(parts, columns, decoders, images)
 
@@ -240,7 +249,7 @@ def _mapped_table(file: Path, verify: bool) -> _Part:
 
 
 def _parquet_tables(
-    files: Sequence[Path], names: Sequence[str] | None, verify: bool
+    files: Sequence[File], names: Sequence[str] | None, verify: bool
 ) -> list[_Part]:
     arrow = _arrow()
     parquet = import_extra("pyarrow.parquet", "parquet")
@@ -249,8 +258,11 @@ def _parquet_tables(
     with ProgressBar(True, "Parquet", "files") as bar:
         for number, path in enumerate(files):
             groups = []
+            remote = RemoteFile.open(path) if isinstance(path, Url) else None
+            opened = path if remote is None else RemoteReader(remote)
+            options = {"page_checksum_verification": verify, "pre_buffer": remote is not None}
             try:
-                with parquet.ParquetFile(path, page_checksum_verification=verify) as file:
+                with parquet.ParquetFile(opened, **options) as file:
                     _check_names(str(path), file.schema_arrow.names, names)
                     for group in range(file.num_row_groups):
                         if largest > available_bytes():
@@ -265,14 +277,20 @@ def _parquet_tables(
                         groups.append(part)
                         largest = max(largest, part.nbytes)
                     table = arrow.concat_tables(groups or [file.schema_arrow.empty_table()])
+                if remote is not None:
+                    remote.check_unchanged()
+            except RemoteError:
+                raise
             except (arrow.ArrowException, OSError, UnicodeError) as error:
+                if remote is not None:
+                    remote.check_unchanged()
                 raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
             parts.append(_Part(str(path), table))
             bar.update(number + 1, len(files))
     return parts
 
 
-def _check_statistics(path: Path, file: Any, group: int, table: Any) -> None:
+def _check_statistics(path: File, file: Any, group: int, table: Any) -> None:
     """Raise ValueError if numbers exceed the statistics of their row group."""
     compute = import_extra("pyarrow.compute", "parquet")
     stored = file.metadata.row_group(group)

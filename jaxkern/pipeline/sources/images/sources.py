@@ -15,6 +15,7 @@ import numpy as np
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.threads import num_threads
 from jaxkern.pipeline.rows import Data
+from jaxkern.pipeline.sources.files import check_local
 from jaxkern.pipeline.sources.images.columns import EncodedSource
 from jaxkern.pipeline.sources.images.decoding import MAX_PIXELS, jpeg_decoding
 from jaxkern.pipeline.sources.images.fields import (
@@ -289,6 +290,7 @@ def _images_below(folder: bytes) -> Iterator[bytes]:
 def _absolute(paths: Sequence[str | os.PathLike[str]]) -> Iterator[bytes]:
     cwd = os.path.join(os.fsencode(Path.cwd()), b"")
     for path in paths:
+        check_local(path, "images")
         name = os.fsencode(path)
         if b"\0" in name:
             raise ValueError(f"path {path!r} contains a zero byte")

@@ -4,7 +4,7 @@
     4096    data of the records, one record after another
     ...     index, from the start of a page to the end of the file: JSON text, and columns
 
-All numbers are little endian. See docs/packed.md for the tables.
+All numbers are little endian. See docs/reference/packed-format.md for the tables.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from jaxkern.pipeline.sources.files import Paths, expand_paths, map_file
+from jaxkern.pipeline.sources.files import Paths, is_url, map_file
+from jaxkern.pipeline.sources.remote import File, RemoteFile, Url, expand_files
 
 MAGIC = b"\x89JKP\r\n\x1a\n"
 VERSION = 1
@@ -146,8 +146,8 @@ def digest_of(index: Any) -> bytes:
     return hashlib.blake2b(index, digest_size=16).digest()
 
 
-def open_packed(path: Path) -> tuple[np.ndarray, PackedIndex]:
-    """Map a packed file, uint8 [size], read-only; read and validate its index.
+def open_packed(path: File) -> tuple[np.ndarray | RemoteFile, PackedIndex]:
+    """Map a packed file, uint8 [size], read-only, or open its URL; read and validate its index.
 
     All byte ranges are within the file. Columns of offsets, sizes, shapes and checksums are copies,
     so that they cannot change after the validation; columns of values are views.
@@ -155,10 +155,12 @@ def open_packed(path: Path) -> tuple[np.ndarray, PackedIndex]:
     Raises:
       ValueError: names the file and the problem.
     """
-    file = map_file(path)
+    file = RemoteFile.open(path) if isinstance(path, Url) else map_file(path)
     try:
         return file, _read_index(file)
     except _InvalidFile as error:
+        if isinstance(file, RemoteFile):
+            file.check_unchanged()
         raise ValueError(f"{path} {error}") from None
 
 
@@ -166,7 +168,7 @@ class _InvalidFile(Exception):
     """An invalid file; the message continues a sentence that begins with the file name."""
 
 
-def _read_index(file: np.ndarray) -> PackedIndex:
+def _read_index(file: np.ndarray | RemoteFile) -> PackedIndex:
     head = file[: _HEADER.size + _CRC.size].tobytes()
     if head[:8] != MAGIC:
         if not any(head):
@@ -268,15 +270,15 @@ def _check_ranges(field: PackedField, columns: Mapping[str, np.ndarray], end: in
             raise _InvalidFile(f"{what} have sizes that contradict their shapes")
 
 
-def packed_paths(path: Paths) -> list[Path]:
-    """Return the absolute paths of a name, a pattern, a folder or a list, in order.
+def packed_paths(path: Paths) -> list[File]:
+    """Return the absolute paths, or the URLs, of a name, a pattern, a folder or a list, in order.
 
     Raise FileNotFoundError if shards are missing, and ValueError if they belong to several sets.
     """
     try:
-        paths = expand_paths(path, (SUFFIX,), "packed records")
+        paths = expand_files(path, (SUFFIX,), "packed records")
     except FileNotFoundError as error:
-        if not isinstance(path, str | os.PathLike):
+        if not isinstance(path, str | os.PathLike) or is_url(path):
             raise
         stem = os.path.expanduser(os.fspath(path)).removesuffix(SUFFIX)
         named = map(_SHARD.search, glob.glob(f"{glob.escape(stem)}-*-of-*{SUFFIX}"))
@@ -286,8 +288,10 @@ def packed_paths(path: Paths) -> list[Path]:
         shards = " or ".join(sorted(sets))
         raise FileNotFoundError(f"{error}; did you mean the shards {shards}?") from None
     names = [_SHARD.search(path.name) for path in paths]
-    is_pattern = not isinstance(path, str | os.PathLike) or not os.path.isfile(path)
-    if not any(names) or not (is_pattern or len(paths) > 1):  # a single shard may be read by itself
+    if len({isinstance(each, Url) for each in paths}) > 1:
+        raise ValueError(f"{path!r:.200} has both URLs and local paths; expected one kind")
+    is_file = isinstance(path, str | os.PathLike) and (path in paths or os.path.isfile(path))
+    if not any(names) or (is_file and len(paths) == 1):  # a single shard may be read by itself
         return paths
     pairs = zip(paths, names, strict=True)
     stems = {(p.name[: n.start()], n[2]) if n else (p.name, "") for p, n in pairs}
@@ -301,7 +305,7 @@ def packed_paths(path: Paths) -> list[Path]:
     return paths
 
 
-def check_same_set(paths: Sequence[Path], indices: Sequence[PackedIndex]) -> None:
+def check_same_set(paths: Sequence[File], indices: Sequence[PackedIndex]) -> None:
     """Raise ValueError if files have different fields or are shards of different sets."""
     first = indices[0].metadata
     expected = [field.as_dict() for field in indices[0].fields]

@@ -1,4 +1,4 @@
-"""Source of packed files (.jkp): memory maps, with checksums verified at the first read."""
+"""Source of packed files (.jkp): memory maps with checksums verified at the first read, or URLs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import functools
 import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -28,6 +27,7 @@ from jaxkern.pipeline.sources.packed.layout import (
     open_packed,
     packed_paths,
 )
+from jaxkern.pipeline.sources.remote import File, RemoteFile, RemoteRanges, ranges_read
 from jaxkern.pipeline.sources.source import (
     EncodedImages,
     check_choice,
@@ -37,13 +37,14 @@ from jaxkern.pipeline.sources.source import (
 )
 from jaxkern.ring import RowParts
 
+_FILES_AT_ONCE = 16  # number of threads that open files and read their indices
 _RECORDS_PER_THREAD = 64  # minimum number of records per thread that verifies checksums
 
 
 class Damage(NamedTuple):
     """A record whose checksum is wrong."""
 
-    path: Path
+    path: File
     record: int
     field: str
     begin: int
@@ -61,22 +62,26 @@ class PackedSource(EncodedSource):
 
     If all records of a field have equal shapes, its batches are arrays; images (uint8 [H, W, C], or
     JPEG) of different sizes are `jaxkern.image.Ragged`. The checksum of each record is verified
-    when the process reads it for the first time, see docs/packed.md.
+    when the process reads it for the first time, see docs/how-to/pack-files.md.
+
+    Of URLs, only the index is read at first. Worker threads read the byte ranges of a batch, many
+    at once, and verify their checksums each time.
 
     Args:
-      path: path of a file; or of several files: a pattern such as ``"train-*-of-00064.jkp"``, a
-        folder, or a list. Shards must be a complete set.
+      path: path or URL of a file; or of several files: a pattern such as
+        ``"train-*-of-00064.jkp"``, a folder, or a list. Shards must be a complete set.
       channels: channels of decoded JPEG images: 3 for RGB, 1 for gray, 4 for RGBA; None: as in the
         packed source.
       verify: "first"; or "never" to skip the verification.
       on_bad_record, max_pixels: as for `ImageFiles`; "mask" also masks damaged records.
 
     Attributes:
-      paths: paths of the files.
+      paths: paths or URLs of the files.
       bad_images: (field, record) -> error of each masked image.
 
     Raises:
       FileNotFoundError: a file does not exist, or a shard is missing.
+      OSError: a file cannot be read from its server, or was replaced meanwhile.
       ValueError: a file, or a record that is read, is truncated or damaged; the message names it.
 
     >>> import tempfile, numpy as np, jaxkern as jk
@@ -103,9 +108,11 @@ class PackedSource(EncodedSource):
         self.paths = packed_paths(path)
         self.channels = channels
         check_integer("max_pixels", max_pixels, 1)
-        files, indices = zip(*map(open_packed, self.paths), strict=True)
+        with concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
+            files, indices = zip(*threads.map(open_packed, self.paths), strict=True)
         check_same_set(self.paths, indices)
-        self._files: Sequence[np.ndarray] = files
+        self._files: Sequence[Any] = files  # memory maps, or `RemoteFile`
+        self._is_remote = isinstance(files[0], RemoteFile)
         self._counts = [index.records for index in indices]
         self._ends = np.cumsum(self._counts)
         #: metadata of the first file, including its position in a set
@@ -125,12 +132,15 @@ class PackedSource(EncodedSource):
                 continue
             joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             ranges = ByteRanges.from_columns(files, number, joined["offset"], joined["size"])
+            if self._is_remote:
+                ranges = RemoteRanges(ranges.blobs, ranges.ranges, False)
             stored = _StoredField(field, ranges, joined["crc32"], joined["shape"])
             self._stored[field.name] = stored
             columns[field.name] = self._column(stored, options)
         super().__init__(columns, **options)
         self.on_bad_record = on_bad_record
-        self._unread = None if verify == "never" else np.ones(len(self), bool)
+        verifies = verify == "first" or self._is_remote
+        self._unread = np.ones(len(self), bool) if verifies else None
 
     def __repr__(self) -> str:
         name = self.paths[0].name
@@ -195,33 +205,43 @@ class PackedSource(EncodedSource):
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         self._check_open()
-        readable = self._readable(records)
-        data = self._gather(records, out, readable)
+        with self._ranges_read(records):
+            readable = self._readable(records)
+            data = self._gather(records, out, readable)
         if not readable.all():
             for name in self._stored.keys() - self.images.keys():
                 data[name][~readable] = 0
         return data
 
     def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
-        return None if self.on_bad_record == "mask" else super().row_arrays()
+        return None if self._is_read_by_python else super().row_arrays()
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        return {} if self.on_bad_record == "mask" else super().encoded_images()
+        return {} if self._is_read_by_python else super().encoded_images()
+
+    @property
+    def _is_read_by_python(self) -> bool:
+        return self._is_remote or self.on_bad_record == "mask"
 
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
         if field not in self._stored or self._stored[field].field.codec != "jpeg":
             return None
-        self.check(np.array([record]))
-        return bytes(self._stored[field].ranges[record])
+        with self._ranges_read(np.array([record])):
+            self.check(np.array([record]))
+            return bytes(self._stored[field].ranges[record])
 
     def check(self, records: np.ndarray) -> None:
         """Raise ValueError for the first damaged record; each record is verified once."""
         self._check_open()
         check_records(records, len(self))
         self._check_mapped(np.unique(np.searchsorted(self._ends, records, "right")).tolist())
-        if self._unread is None or not (unread := records[self._unread[records]]).size:
+        if self._unread is None:
             return
-        parts = np.array_split(unread, min(num_threads(), 1 + len(unread) // _RECORDS_PER_THREAD))
+        unread = records if self._is_remote else records[self._unread[records]]
+        if not unread.size:
+            return
+        threads_used = min(num_threads(), 1 + len(unread) // _RECORDS_PER_THREAD)
+        parts = np.array_split(unread, 1 if self._is_remote else threads_used)
         if len(parts) == 1:
             damages = [self._first_damage(unread)]
         else:  # several threads read from the disk concurrently
@@ -236,11 +256,20 @@ class PackedSource(EncodedSource):
         self._check_mapped(range(len(self._files)))
         blocks = [range(i, min(i + 64, len(self))) for i in range(0, len(self), 64)]
         with concurrent.futures.ThreadPoolExecutor(num_threads()) as threads:
-            damages = threads.map(lambda block: [self._damage(r) for r in block], blocks)
+            damages = threads.map(self._damages, blocks)
             for block, results in zip(blocks, damages, strict=True):
                 yield from filter(None, results)
                 if progress is not None:
                     progress(block.stop)
+
+    def _damages(self, records: range) -> list[Damage | None]:
+        with self._ranges_read(np.array(records)):
+            return [self._damage(record) for record in records]
+
+    def _ranges_read(self, records: np.ndarray) -> Any:
+        """Return a context in which this thread has read the records from their servers."""
+        check_records(records, len(self))
+        return ranges_read([stored.ranges for stored in self._stored.values()], records)
 
     def _check_open(self) -> None:
         if not self._files:
@@ -257,6 +286,8 @@ class PackedSource(EncodedSource):
         field, shapes = stored.field, stored.shape
         views = []
         if field.codec == "array" and (shapes == shapes[0]).all():
+            if self._is_remote:
+                return _RemoteRows(stored)
             ends = zip(self._ends.tolist(), self._counts, self._files, strict=True)
             views = [stored.view(file, end - count, end) for end, count, file in ends]
             known = [view for view in views if view is not None]
@@ -276,7 +307,10 @@ class PackedSource(EncodedSource):
         for name, stored in self._stored.items():
             data = stored.ranges[record]
             if zlib.crc32(data) != stored.crc32[record]:
-                path = self.paths[locate(self._ends, record)[0]]
+                number = locate(self._ends, record)[0]
+                if isinstance(self._files[number], RemoteFile):
+                    self._files[number].check_unchanged()
+                path = self.paths[number]
                 return Damage(path, record, name, int(stored.ranges.ranges[record, 1]), len(data))
         return None
 
@@ -334,6 +368,22 @@ class _StoredField:
         dense = np.ndarray(shape, self.field.dtype, file, int(offset[0])).strides
         strides = (int(steps[0]) if steps.size else size, *dense)
         return np.ndarray((end - first, *shape), self.field.dtype, file, int(offset[0]), strides)
+
+
+class _RemoteRows(RowParts):
+    """Arrays of equal shape that are read from their servers."""
+
+    def __init__(self, stored: _StoredField) -> None:
+        shape = (len(stored.shape), *stored.shape[0].tolist())
+        super().__init__([np.broadcast_to(np.empty((), stored.field.dtype), shape)])
+        self._stored = stored
+
+    def take(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        if out is None:
+            out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        for row, record in enumerate(rows.tolist()):
+            out[row] = self._stored.array(record)
+        return out
 
 
 class _PackedImages(ImageColumn):
