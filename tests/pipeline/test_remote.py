@@ -131,9 +131,11 @@ def test_a_lasting_failure_names_file_range_attempts_and_cause(tmp_path, monkeyp
 def test_errors_that_last_are_raised_at_once(tmp_path):
     for name in "xyz":
         (tmp_path / name).write_bytes(b"data")
-    with serving(tmp_path, lambda n, path: "403" if path == "/y" else "slow") as server:
-        with raises(OSError, f"{server.url}/y, bytes 0 to 4, cannot be read", "403"):
-            cached(f"{server.url}/{{x,y,z}}", tmp_path / "cache")
+    with (
+        serving(tmp_path, lambda n, path: "403" if path == "/y" else "slow") as server,
+        raises(OSError, f"{server.url}/y, bytes 0 to 4, cannot be read", "403"),
+    ):
+        cached(f"{server.url}/{{x,y,z}}", tmp_path / "cache")
     assert not list(tmp_path.glob("cache/*/*"))
     with serving(tmp_path, lambda *_: "403") as server:
         with raises(FileNotFoundError, f"{server.url}/x.jkp: no such file"):
