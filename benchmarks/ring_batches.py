@@ -13,6 +13,7 @@ import functools
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -26,6 +27,8 @@ import jaxkern as jk
 
 COUNT, BATCH, SIDE, SIZE = 4096, 64, 256, 224
 BYTES = SIDE * SIDE * 3
+# Rows of a batch, and their bytes; an epoch has this number of batches.
+SMALL, SMALL_BATCHES = ((4096, 16), (128, 784), (64, 1)), 500
 
 
 def make_images(count: int) -> np.ndarray:
@@ -183,6 +186,46 @@ def compare_with_memory_kept(count: int, rounds: int) -> list[harness.Row]:
     return compare_methods(methods(Methods(count)), rounds)
 
 
+def small_rows(rounds: int) -> list[str]:
+    """Return a table of the time and the CPU time per small batch, with NumPy's as the limit."""
+    lines = [
+        "| batch | pipeline, us | CPU, us | NumPy take, device_put, us | CPU, us | times faster |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for rows, size in SMALL:
+        array = np.random.default_rng(0).integers(0, 256, (SMALL_BATCHES * rows, size), np.uint8)
+        pipe = jk.from_source({"x": array}, rows, shuffle=True)
+        [order] = jk.from_source({"n": np.arange(len(array))}, len(array), shuffle=True)
+        chosen = np.asarray(order["n"]).reshape(SMALL_BATCHES, rows)
+
+        def taken(array: np.ndarray = array, chosen: np.ndarray = chosen) -> Iterator[jax.Array]:
+            for records in chosen:
+                yield jax.device_put(np.take(array, records, axis=0))
+
+        def piped(pipe: jk.Pipeline = pipe) -> Iterator[jax.Array]:
+            pipe.epoch = 0
+            for batch in pipe:
+                yield batch["x"]
+
+        check_epoch(f"rows of {size} bytes", piped(), map(np.asarray, taken()), 0)
+        times: dict[Any, list[tuple[float, float]]] = {piped: [], taken: []}
+        for _ in range(3 * rounds):
+            for arm, measured in times.items():
+                start = time.perf_counter(), time.process_time()
+                for batch in arm():
+                    batch.block_until_ready()
+                measured.append((time.perf_counter() - start[0], time.process_time() - start[1]))
+        ours, theirs = (
+            np.median(np.array(each), axis=0) / SMALL_BATCHES * 1e6 for each in times.values()
+        )
+        ratio = theirs[0] / ours[0]
+        lines.append(
+            f"| {rows:,} x {size} B | {ours[0]:.0f} | {ours[1]:.0f} | {theirs[0]:.0f} | "
+            f"{theirs[1]:.0f} | {ratio:.2f} (bar 1: {harness.at_least(ratio, 1)}) |"
+        )
+    return lines
+
+
 def main() -> None:
     bench = harness.Benchmark(__doc__, rounds=(7, 3))
     count = 2560 if bench.quick else COUNT
@@ -197,6 +240,7 @@ def main() -> None:
     for title, rows in tables.items():
         table = harness.rates(rows, count) if rows else ["Not possible here."]
         lines += [f"## {title}", "", *table, ""]
+    lines += ["## Small rows", "", *small_rows(bench.rounds), ""]
     rate = count * BYTES / tables["As a program starts"][0].samples["assembly"].median / 1e9
     lines.append(f"Raw batches: {rate:.1f} GB/s of images read, and as many written.")
     rows = {title: [row.samples for row in rows] for title, rows in tables.items()}

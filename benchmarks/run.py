@@ -29,7 +29,7 @@ SCRIPTS = (
     "ring_batches", "file_batches", "open_files", "packed_files", "token_packing", "mixtures",
     "xpcs_kernels", "xpcs_fits", "xpcs_g2_fits", "xpcs_errors",
     "xpcs_fit_checks", "xpcs_minima", "xpcs_streaming", "xpcs_correlators",
-    "xpcs_cpu", "damaged_files", "instructions", "free_threads",
+    "xpcs_cpu", "damaged_files", "instructions", "free_threads", "remote_files",
 )  # fmt: skip
 EMULATION = ("aarch64-linux-gnu-g++", "qemu-aarch64", "qemu-x86_64", "cmake")
 

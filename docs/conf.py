@@ -92,5 +92,12 @@ def write_api(_) -> None:
         (folder / f"{name}.md").write_text("\n".join(lines))
 
 
+def write_settings(_) -> None:
+    """Write the template of the settings of fits, which a page shows."""
+    template = importlib.import_module("jaxkern.xpcs").template()
+    (Path(__file__).parent / "reference" / "fit-settings.yaml").write_text(template)
+
+
 def setup(app) -> None:
     app.connect("builder-inited", write_api)
+    app.connect("builder-inited", write_settings)

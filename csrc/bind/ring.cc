@@ -180,12 +180,16 @@ class PythonRing {
   }
 
   // Returns (outcome, message, index, record, leaves). A leaf is a DLPack capsule if `dlpack` is
-  // true and its dtype has a DLPack code, otherwise an array of bytes.
-  nb::tuple take(double timeout, bool interruptible, bool dlpack) {
+  // true and its dtype has a DLPack code, otherwise an array of bytes. The statistics count
+  // `zero_copy` of the leaves as delivered without a copy.
+  nb::tuple take(double timeout, bool interruptible, bool dlpack, int64_t zero_copy) {
     Batch batch;
     const Status status = wait(timeout, interruptible,
                                [&](Deadline deadline) { return ring_->take(deadline, &batch); });
     nb::list leaves;
+    if (batch) {
+      ring_->count_hand_over(zero_copy, static_cast<int64_t>(batch.size()) - zero_copy);
+    }
     for (size_t i = 0; batch && i < batch.size(); ++i) {
       std::unique_ptr<Lease> lease = batch.lease(i);
       leaves.append(dlpack && codes_[i] >= 0 ? capsule(std::move(lease), codes_[i])
@@ -312,13 +316,7 @@ void define_ring(nb::module_& module) {
       .def("acquire", &PythonRing::acquire, nb::arg("index"), nb::arg("timeout"),
            nb::arg("interruptible"))
       .def("take", &PythonRing::take, nb::arg("timeout"), nb::arg("interruptible"),
-           nb::arg("dlpack"))
-      .def(
-          "count_hand_over",
-          [](PythonRing& self, int64_t zero_copy, int64_t copied) {
-            self.ring()->count_hand_over(zero_copy, copied);
-          },
-          nb::arg("zero_copy"), nb::arg("copied"))
+           nb::arg("dlpack"), nb::arg("zero_copy"))
       .def(
           "fail",
           [](PythonRing& self, int64_t index, const std::string& message) {

@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "bind/objects.h"
 #include "bind/unlocked.h"
 #include "ring/assembly.h"
+#include "ring/permutation.h"
 
 namespace nb = nanobind;
 
@@ -144,6 +146,20 @@ void gather_rows(const std::vector<Part>& parts, const Records& records, const T
   (void)gather(rows, indices.data(), count, reinterpret_cast<char*>(out.data()), false, stop);
 }
 
+using Values = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Replaces `values`, which must be in [0, count), by their images or preimages.
+void permute_values(const Values& values, uint64_t count, uint64_t a, uint64_t b,
+                    const std::vector<uint64_t>& keys, bool inverse) {
+  Permutation permutation{count, a, b, {}};
+  if (a == 0 || b == 0 || keys.size() != kPermutationRounds) {
+    throw nb::value_error("expected positive sides and 8 keys");
+  }
+  std::copy(keys.begin(), keys.end(), permutation.keys);
+  Unlocked unlocked;
+  permute(permutation, inverse, values.data(), static_cast<int64_t>(values.shape(0)));
+}
+
 }  // namespace
 
 void define_assembly(nb::module_& module) {
@@ -170,6 +186,8 @@ void define_assembly(nb::module_& module) {
       .def(
           "close", [](PythonAssembly& self) { self.native().close(); }, nb::call_guard<Unlocked>())
       .def_prop_ro("closed", [](PythonAssembly& self) { return self.native().closed(); });
+  module.def("permute", &permute_values, nb::arg("values").noconvert(), nb::arg("count"),
+             nb::arg("a"), nb::arg("b"), nb::arg("keys"), nb::arg("inverse"));
   module.def("gather_rows", &gather_rows, nb::arg("parts").noconvert(), nb::arg("rows"),
              nb::arg("out").noconvert());
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from jaxkern.core.progress import ProgressBar
     option("--threads", "N", "Threads that read and encode.", int),
     choice("--channels", "1|3|4", "Gray, RGB or RGBA.", default="3"),
     choice("--on-bad-record", "raise|mask", "Error, or zeros with valid=False.", default="raise"),
+    choice("--engine", "local|dask", "Shards: by this process, or on a Dask cluster."),
+    option("--scheduler", "ADDRESS", "Shards: cluster or scheduler file; default local."),
+    option("--workers", "N", "Shards: number of these processes.", int),
     click.option("--force", "overwrite", is_flag=True, help="Replace existing files."),
     json_option,
     flag("--quiet", "Print no progress bar and no report."),
@@ -61,6 +66,7 @@ def _pack(
     quiet: bool,
     channels: str,
     on_bad_record: Any,
+    engine: str,
     **more: Any,
 ) -> int:
     from jaxkern.pipeline import ImageFolder
@@ -69,9 +75,12 @@ def _pack(
     from jaxkern.pipeline.sources.files import suffix_of
 
     source: Any = name
+    folder = functools.partial(
+        ImageFolder, os.path.abspath(name), int(channels), on_bad_record=on_bad_record
+    )
     if Path(name).is_dir() and suffix_of(name) not in SUFFIXES:  # a Zarr group is a directory
         try:
-            source = ImageFolder(name, int(channels), on_bad_record=on_bad_record)
+            source = folder()
         except FileNotFoundError as error:
             suffixes = {suffix_of(file) for file in Path(name).iterdir()} & SUFFIXES.keys()
             if not suffixes:
@@ -82,7 +91,9 @@ def _pack(
         source = as_source(source)
     except TypeError as error:  # neither a directory nor a file of a known format
         raise ValueError(str(error)) from error
-    paths = write(source, path, progress=not quiet, **more)
+    remote: Any = None if engine == "local" else engine
+    opener = folder if isinstance(source, ImageFolder) else name
+    paths = write(opener if remote else source, path, progress=not quiet, engine=remote, **more)
     size = sum(file.stat().st_size for file in paths)
     if as_json:
         print_json({"files": paths, "records": len(source), "bytes": size})

@@ -15,8 +15,8 @@ from jaxkern.pipeline.operators import (
 )
 from jaxkern.pipeline.packing.packing import pack
 from jaxkern.pipeline.pipeline import Pipeline, from_source, from_stream
+from jaxkern.pipeline.plan import RecompilationWarning
 from jaxkern.pipeline.prefetch import DevicePlacement, Prefetcher, prefetch_to_device
-from jaxkern.pipeline.program import RecompilationWarning
 from jaxkern.pipeline.sources.combined import Subset
 from jaxkern.pipeline.sources.formats.arrow import ArrowSource, HuggingFaceSource, ParquetSource
 from jaxkern.pipeline.sources.formats.record_files import ArrayRecordSource, TFRecordSource

@@ -16,14 +16,11 @@ from jaxkern.core.caches import LruCache
 from jaxkern.core.failures import describe_exception, is_interrupt, note, notes_of
 from jaxkern.core.forking import check_not_forked
 from jaxkern.core.keys import epoch_key
-from jaxkern.core.threads import num_threads
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.arrangement import Order, Shard
 from jaxkern.pipeline.engine import Engine, Item, ItemSource
-from jaxkern.pipeline.graph import RECORDS_PER_CALL, BatchLayout, Block, Vertex
-from jaxkern.pipeline.nodes import SourceNode
-from jaxkern.pipeline.plan import PipelinePlan
-from jaxkern.pipeline.program import WorkItem
+from jaxkern.pipeline.nodes import RECORDS_PER_CALL, BatchLayout, Block, SourceNode, Vertex
+from jaxkern.pipeline.plan import PipelinePlan, WorkItem
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import DeferredBlock, Flow
 from jaxkern.ring import Assembly, ProducerError, RingStats, SlotMemory
@@ -31,6 +28,8 @@ from jaxkern.ring import Assembly, ProducerError, RingStats, SlotMemory
 #: number of record ids computed per call; the overhead of a call equals a few hundred ids
 _BLOCK_RECORDS = 4096
 _SHARED_BLOCKS = 16
+#: bytes of a batch whose rows one native thread copies faster than a second one wakes up
+_SMALL_BATCH = 1 << 18
 
 
 class Epoch:
@@ -346,12 +345,16 @@ class NativeEngine:
         self._epoch, self._work = epoch, work
         self._layout = layout = epoch.plan.layouts[work.source]
         self._reader = work.source.node.source
+        pending = epoch.plan.final_program or work.masks or work.residual or device
+        self._finished = pending is None or pending is False
+        first = epoch.plan.first
+        large = bool(work.producers) or first is None or first.nbytes >= _SMALL_BATCH
         self._assembly = Assembly(
             work.arrays,
             self._orders(start),
             layout.batch_size,
             capacity=capacity,
-            workers=min(threads, num_threads()),
+            workers=min(threads, work.most_threads) if large else 1,
             remainder="partial",
             producers={k: p.at(layout.seed, epoch.number) for k, p in work.producers.items()},
             valid="valid" if work.masks else None,
@@ -373,12 +376,15 @@ class NativeEngine:
         value = None if error is not None else self._item(index, data)
         return Item(value, error, index, index + 1)
 
-    def _item(self, index: int, data: dict[str, Any]) -> WorkItem:
+    def _item(self, index: int, data: dict[str, Any]) -> WorkItem | Data:
+        """Return the work item, or the batch if nothing remains to be done with it."""
         work, rows = self._work, self._layout.rows_of(index)
         if self._layout.remainder == "pad":
             data["mask"] = self._layout.mask_of(rows)
+        plan, bad = self._epoch.plan, 0
+        if self._finished and plan.first is not None:  # the shortest way, for small batches
+            return data
         records = self._epoch.records(self._layout, rows)
-        bad = 0
         if work.masks and not (valid := np.asarray(data["valid"])).all():
             bad = int((~valid & self._layout.mask_of(rows)).sum())
             self._reader.note_masked(records[~valid])
@@ -386,8 +392,8 @@ class NativeEngine:
             names = work.arrays.keys() - work.producers.keys()
             other = WorkItem.of([{name: data[name] for name in names}], records)
             data |= work.residual(other, self._epoch.key)
-        item = WorkItem.of([data], records, bad=bad)
-        self._epoch.plan.learn(item)
+        item = WorkItem.of([data], records, owned=True, bad=bad)
+        plan.learn(item)
         return item
 
     def _orders(self, start: int) -> Iterator[np.ndarray]:

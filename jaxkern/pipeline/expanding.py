@@ -10,7 +10,7 @@ import numpy as np
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.graph import BatchLayout, Block, qualified_name
+from jaxkern.pipeline.nodes import BatchLayout, Block, qualified_name
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import Flow, RowFlow, Rows, SequentialNode, Upstream
 from jaxkern.pipeline.sources.source import check_choice, record_arrays, stack_records

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.epoch import Blocks, Epoch
-from jaxkern.pipeline.graph import Vertex
+from jaxkern.pipeline.nodes import Vertex
 from jaxkern.pipeline.plan import PipelinePlan, Placement
 from jaxkern.pipeline.rows import Data
 

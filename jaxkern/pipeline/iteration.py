@@ -17,8 +17,7 @@ from jaxkern.core.failures import is_interrupt
 from jaxkern.core.forking import check_not_forked
 from jaxkern.pipeline.engine import Engine, Item
 from jaxkern.pipeline.epoch import Epoch, NativeEngine, WorkItems
-from jaxkern.pipeline.plan import PipelinePlan
-from jaxkern.pipeline.program import WorkItem
+from jaxkern.pipeline.plan import PipelinePlan, WorkItem
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.state import make_state, read_state, read_states
 from jaxkern.pipeline.tuning import Auto, PipelineStats, Tuning
@@ -245,7 +244,7 @@ class PipelineIterator(Iterator[Data]):
         self._made += 1
         if item.error is None:
             try:
-                item = item._replace(value=(self._deliver(item.value), item.value.bad))
+                item = Item(self._deliver(item.value), None, item.before, item.after)
             except Exception as failure:
                 if is_interrupt(failure):
                     raise
@@ -322,7 +321,10 @@ class PipelineIterator(Iterator[Data]):
         else:
             self._restart()
 
-    def _deliver(self, item: WorkItem) -> Data:
+    def _deliver(self, item: WorkItem | Data) -> tuple[Data, int]:
+        """Return the batch on the device, and the number of its records that are unreadable."""
+        if isinstance(item, dict):
+            return {name: _uncommitted(item[name]) for name in sorted(item)}, 0
         # JAX must not use the memory of a NumPy array that may belong to the user.
         item, records = item.with_owned_buffers(), item.records
         sharding, program = self._options.sharding, self._plan.final_program
@@ -337,10 +339,10 @@ class PipelineIterator(Iterator[Data]):
         else:
             item = item._replace(leaves=[_uncommitted(leaf) for leaf in item.leaves])
         if program is None:
-            return item.batches()[0]
+            return item.batches()[0], item.bad
         if isinstance(records, jax.Array) and sharding is None:
             records = _uncommitted(records)
-        return program(item._replace(records=records), self._run.key)
+        return program(item._replace(records=records), self._run.key), item.bad
 
 
 def _raise_malloc_trim_threshold(batch_bytes: int) -> None:
@@ -360,7 +362,7 @@ def _uncommitted(leaf: Any) -> Any:
     """
     if isinstance(leaf, np.ndarray):
         return jax.device_put(leaf)
-    if isinstance(leaf, jax.Array) and leaf.committed and len(leaf.devices()) == 1:
+    if isinstance(leaf, compat.ArrayImpl) and leaf.committed and len(leaf.devices()) == 1:
         return compat.uncommitted(leaf)
     return leaf
 

@@ -22,8 +22,7 @@ from jaxkern.pipeline.arrangement import (
     ReshardedOrder,
     TakeOrder,
 )
-from jaxkern.pipeline.graph import BatchLayout, Block, PipelineNode, Remainder, Vertex
-from jaxkern.pipeline.nodes import SourceNode
+from jaxkern.pipeline.nodes import BatchLayout, Block, PipelineNode, Remainder, SourceNode, Vertex
 from jaxkern.pipeline.order import Schedule, integer_weights
 from jaxkern.pipeline.pipeline import Pipeline
 from jaxkern.pipeline.rows import Data

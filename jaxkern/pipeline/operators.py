@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxkern.image import ChainProducer, Compose, EncodedProducer, MaskProducer
 from jaxkern.image.compose.targets import move_points
-from jaxkern.pipeline.graph import KeyDerivation, PipelineNode, digest, qualified_name
+from jaxkern.pipeline.nodes import KeyDerivation, PipelineNode, digest, qualified_name
 from jaxkern.pipeline.rows import Data, described, is_ragged
 from jaxkern.pipeline.sources.source import EncodedImages, check_choice
 

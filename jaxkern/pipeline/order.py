@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxkern.core import registry
+
 Array = np.ndarray[Any, Any]
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -62,6 +64,11 @@ class Permutation:
         if self.count <= _LISTED:
             listed: Array = _listed(self.count, self._keys)[inverse][values]
             return listed
+        if (library := registry.module("cpu")) is not None:
+            images: Array = np.array(values)
+            sides = self.count, int(self._a), int(self._b)
+            library.permute(images.reshape(-1), *sides, [*map(int, self._keys)], inverse)
+            return images
         step = self._backward if inverse else self._forward
         walked = step(values.astype(_U64))
         outside = np.flatnonzero(walked >= _U64(self.count))

@@ -14,9 +14,8 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.image import Compose
 from jaxkern.pipeline.epoch import Epoch, first_item
 from jaxkern.pipeline.explanation import Explanation, Overview, explain, overview
-from jaxkern.pipeline.graph import PipelineNode, Remainder, Vertex
 from jaxkern.pipeline.iteration import IterationOptions, PipelineIterator, leading_axes
-from jaxkern.pipeline.nodes import HostNode, Merge, SourceNode
+from jaxkern.pipeline.nodes import HostNode, Merge, PipelineNode, Remainder, SourceNode, Vertex
 from jaxkern.pipeline.operators import ElementOperator, OperatorNode
 from jaxkern.pipeline.plan import PipelinePlan
 from jaxkern.pipeline.rows import Data

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.engine import Engine, Item
-from jaxkern.pipeline.graph import BatchLayout, Block, PipelineNode, Remainder, Vertex
+from jaxkern.pipeline.nodes import BatchLayout, Block, PipelineNode, Remainder, Vertex
 from jaxkern.pipeline.rows import Data
 
 if TYPE_CHECKING:

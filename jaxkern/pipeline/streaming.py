@@ -18,7 +18,7 @@ import numpy as np
 from jaxkern.core.failures import note
 from jaxkern.pipeline.arrangement import SourceOrder
 from jaxkern.pipeline.engine import Engine, ItemSource
-from jaxkern.pipeline.graph import (
+from jaxkern.pipeline.nodes import (
     RECORDS_PER_CALL,
     UNKNOWN,
     BatchLayout,

@@ -12,8 +12,7 @@ import numpy as np
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.arrays import check_mapped
 from jaxkern.pipeline.engine import Engine, ItemSource
-from jaxkern.pipeline.graph import RECORDS_PER_CALL, BatchLayout, Block, Vertex
-from jaxkern.pipeline.nodes import SourceNode
+from jaxkern.pipeline.nodes import RECORDS_PER_CALL, BatchLayout, Block, SourceNode, Vertex
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import DeferredBlock, Flow, ReadItem, SequentialNode, Upstream
 from jaxkern.pipeline.sources.combined import Subset

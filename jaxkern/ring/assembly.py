@@ -268,9 +268,8 @@ class _RecordFeed:
         for chunk in order:
             records = _records(chunk)
             rows = np.ascontiguousarray(self.rows_of(records), np.int64)
-            outside = np.flatnonzero((rows < 0) | (rows >= count))
-            if outside.size:
-                first = int(outside[0])
+            if rows.size and not (rows.min() >= 0 and rows.max() < count):
+                first = int(np.flatnonzero((rows < 0) | (rows >= count))[0])
                 yield records[:first], rows[:first]
                 raise IndexError(
                     f"record {rows[first]} at position {before + first} of order is out of range; "

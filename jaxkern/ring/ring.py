@@ -298,12 +298,13 @@ class Ring:
     def take(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
         """Return (index, None, batch), or (index, error, None) of a producer; see `get`."""
         outcome, message, index, record, slots = self._native.take(
-            _seconds(timeout), _interruptible(), self._structure.zero_copy
+            _seconds(timeout),
+            _interruptible(),
+            self._structure.zero_copy,
+            len(self._structure.leaves) - self._structure.copied,
         )
         if outcome == errors.OK:
-            batch, counts = self._structure.deliver(slots)
-            self._native.count_hand_over(*counts)
-            return index, None, batch
+            return index, None, self._structure.deliver(slots)
         if outcome == errors.FAILED:
             return index, self._error(index, record, message), None
         if outcome == errors.FINISHED:

@@ -70,28 +70,28 @@ class Structure:
         return [*map(_view, slots, self.leaves)]
 
     @functools.cached_property
-    def _packed(self) -> int:
-        return sum(packed(leaf.dtype) for leaf in self.leaves)
-
-    @functools.cached_property
     def _one(self) -> Any:  # lazy, because it initializes the JAX backend
         return one_device(self._device)
 
-    @property
+    @functools.cached_property
     def zero_copy(self) -> bool:
         """True if arrays share the slot's memory."""
         return self._one is not None and self._one.platform == "cpu"
 
-    def deliver(self, slots: list[Any]) -> tuple[Any, tuple[int, int]]:
-        """Return the pytree of arrays on the device, and (zero-copy, copied) counts."""
-        copied = len(self.leaves)
+    @functools.cached_property
+    def copied(self) -> int:
+        """The number of leaves that `deliver` copies."""
+        leaves = self.leaves
+        return sum(packed(leaf.dtype) for leaf in leaves) if self.zero_copy else len(leaves)
+
+    def deliver(self, slots: list[Any]) -> Any:
+        """Return the pytree of arrays on the device."""
         if self.zero_copy:
             arrays = [*map(self._zero_copy, slots, self.leaves)]
-            copied = self._packed
         else:
             # JAX references the host array, and so the slot, until the transfer is complete.
             arrays = jax.device_put(self.views(slots), self._device or self._one)
-        return self.treedef.unflatten(arrays), (len(self.leaves) - copied, copied)
+        return self.treedef.unflatten(arrays)
 
     def _zero_copy(self, slot: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         if isinstance(slot, np.ndarray):  # a dtype without a DLPack code

@@ -12,7 +12,7 @@ import pytest
 
 from jaxkern import pipeline
 
-MODULES = ("combining", "nodes", "operators", "order", "pipeline", "sources.source")
+MODULES = ("mixtures", "nodes", "operators", "order", "pipeline", "sources.source")
 
 
 @pytest.mark.parametrize("name", MODULES)

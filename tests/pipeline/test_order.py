@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from support.errors import raises
 
+from jaxkern.core import registry
 from jaxkern.pipeline.order import Permutation, Schedule, integer_weights
 
 SMALL = [0, 9, 1, 6, 7, 4, 2, 8, 3, 5]
@@ -99,6 +100,16 @@ def test_orders_stay_the_same_over_releases():
     """States name an order by (seed, epoch): a change of the order must change the version."""
     assert Permutation(10, 0, 0)(np.arange(10)).tolist() == SMALL
     assert Permutation(10**12, 0, 0)(np.arange(3)).tolist() == LARGE
+
+
+@pytest.mark.parametrize("count", [4097, 2**33 - 1, 2**62])
+def test_native_code_and_numpy_agree(monkeypatch, count):
+    """Would catch a wrong quotient, a lane that is lost, and an order that depends on the CPU."""
+    positions = np.random.default_rng(count).integers(0, count, 1003)
+    order = Permutation(count, 7, 3)
+    native = order(positions), order.position_of(positions)
+    monkeypatch.setattr(registry, "module", lambda name: None)
+    np.testing.assert_array_equal(native, [order(positions), order.position_of(positions)])
 
 
 def test_limits():

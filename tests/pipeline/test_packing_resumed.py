@@ -5,6 +5,7 @@ two processes that write one file."""
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import signal
 import subprocess
@@ -189,3 +190,66 @@ def test_kills_at_any_moment(tmp_path, expected):
         kills += 1
     assert kills >= 3
     assert content(tmp_path) == {n: b for n, b in expected.items() if n != "x.jkp"}
+
+
+@pytest.fixture
+def cluster():
+    """A function that starts a cluster, without limits and without a web page."""
+    distributed = pytest.importorskip("distributed")
+
+    def start(**options):
+        return distributed.LocalCluster(
+            memory_limit=0,
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
+            silence_logs=60,
+            threads_per_worker=1,
+            **options,
+        )
+
+    return start
+
+
+def test_workers_write_the_same_bytes(tmp_path, expected, cluster):
+    with cluster(processes=False, n_workers=2) as own, own.get_client() as client:
+        options = {"shards": 3, "engine": client, "progress": False}
+        paths = pack(functools.partial(Photos), tmp_path / "x.jkp", **options)
+        assert content(tmp_path) == {path.name: expected[path.name] for path in paths}
+        paths[1].unlink()
+        pack(functools.partial(Photos), tmp_path / "x.jkp", **options)
+        assert content(tmp_path) == {path.name: expected[path.name] for path in paths}
+        with raises(FileExistsError, "already exists"):
+            pack(functools.partial(Photos), tmp_path / "x.jkp", **options)
+        with raises(OSError, "record 17 is gone", "the same call resumes"):
+            pack(functools.partial(Photos, 17), tmp_path / "y.jkp", **options)
+        with raises(TypeError, "a function without arguments that opens the source"):
+            pack(Photos(), tmp_path / "z.jkp", **options)
+        with raises(ValueError, "shards is None"):
+            pack(functools.partial(Photos), tmp_path / "z.jkp", engine=client)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_loses_nothing(tmp_path, cluster):
+    pack(Photos(), tmp_path / "source.jkp", progress=False)
+    pack(str(tmp_path / "source.jkp"), tmp_path / "x.jkp", shards=3, progress=False)
+    (tmp_path / "new").mkdir()
+
+    def install(mark):
+        import jaxkern.pipeline.packing.packing as packing
+
+        real = packing.RecordEncoder.encode
+
+        def encode(self, records):
+            if records.start == 17 and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(self, records)
+
+        packing.RecordEncoder.encode = encode
+
+    with cluster(n_workers=2) as own, own.get_client() as client:
+        client.run(install, tmp_path / "mark")
+        source = str(tmp_path / "source.jkp")
+        paths = pack(source, tmp_path / "new" / "x.jkp", shards=3, engine=client, progress=False)
+    assert (tmp_path / "mark").exists()
+    assert content(tmp_path / "new") == {p.name: (tmp_path / p.name).read_bytes() for p in paths}

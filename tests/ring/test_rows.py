@@ -43,6 +43,17 @@ def test_every_row_is_its_own(dtype, shape):
 
 
 @pytest.mark.usefixtures("copier")
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 12, 16, 32, 64, 65])
+def test_short_rows(size):
+    """Rows of some sizes have copies of their own, which must not write beyond the row."""
+    array = np.random.default_rng(size).integers(0, 256, (3000, 2 * size), np.uint8)[::-1, :size]
+    rows = np.random.default_rng(0).integers(0, 3000, 2500)
+    out = np.zeros((2501, size), np.uint8)
+    gather_rows([array], rows, out[:-1])
+    np.testing.assert_array_equal(out[:-1], array[rows])
+    assert not out[-1].any()
+
+
 def test_arrays_that_do_not_lie_row_by_row():
     backward = [part[::-1] for part in parts()]
     assert_gathered(backward, np.empty((40, 3, 2), np.int32))

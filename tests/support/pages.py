@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "PACKAGE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "PACKAGE.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "api" not in page.parts),
+]
 
-# What only a GPU or a cluster can run, or `make test-huggingface`, says so in its own text.
+# What only a GPU or a cluster can run, `make test-huggingface` or PyTorch, says so in its text.
 _ELSEWHERE = re.compile(
     r"\bgpu-check|cuda|devices\(.gpu.\)|require=.gpu|slurm|srun|sbatch|distributed\.initialize"
-    r"|import datasets|s3://",
+    r"|import datasets|import torch|s3://",
     re.IGNORECASE,
 )
 
@@ -50,6 +54,7 @@ def train(image, label): assert image.shape[1:] == (224, 224, 3)
 # Frames of a detector, and the map of its bins.
 _FRAMES = """
 import h5py, numpy as np
+import jaxkern as jk
 _model = jk.xpcs.LaminarFlow(jk.xpcs.Geometry(.0054, 2e6, .1, .1 * np.arange(60), [0.0, 40.0]))
 _frames = jk.xpcs.simulate_frames(_model, _model.defaults, pixels=100)
 _frames.qmap.write("qmap.h5")
@@ -59,24 +64,7 @@ with h5py.File("run.h5", "w") as _file:
 
 # Code that stands for the reader's own, run before the block of that number.
 BEFORE = {
-    "README.md": {
-        1: "def train(image, label): assert image.shape[1:] == (224, 224, 3)" + _IMAGES,
-        2: """
-import pathlib, PIL.Image
-for k in range(20):
-    path = pathlib.Path(("photos", "drawings")[k % 2], "ab"[k // 10], f"{k:02}.jpg")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    PIL.Image.fromarray(images[k]).save(path)
-np.save("tokens.npy", np.arange(90, dtype=np.uint16))
-np.save("offsets.npy", [0, 30, 50, 90])
-""",
-        3: """
-for feed in (from_files, mixture):
-    assert next(iter(feed))["image"].shape[1:] == (224, 224, 3)
-assert next(iter(tokens))["tokens"].shape == (1, 2048)
-"""
-        + _FRAMES,
-    },
+    "README.md": {0: _PHOTOS + _FRAMES},
     "index.md": {0: _PHOTOS, 1: _FRAMES},
     "read-image-files.md": {0: _PHOTOS},
     "augment-images.md": {

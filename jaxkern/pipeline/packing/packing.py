@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
+import functools
 import hashlib
 import io
 import json
 import os
 import re
+import types
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,13 +23,16 @@ import numpy as np
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.arrays import check_mapped
 from jaxkern.core.failures import note
+from jaxkern.core.paths import OutputInUse
 from jaxkern.core.progress import ProgressBar
+from jaxkern.core.tasks import choose_engine
 from jaxkern.core.threads import num_threads
 from jaxkern.core.version import __version__
 from jaxkern.pipeline.packing.writer import PackedRecord, PackedWriter, Stored, journal_of
 from jaxkern.pipeline.rows import row_of
 from jaxkern.pipeline.sources.as_source import as_source
 from jaxkern.pipeline.sources.combined import Subset
+from jaxkern.pipeline.sources.files import is_url
 from jaxkern.pipeline.sources.images.decoding import CHANNELS, jpeg_size
 from jaxkern.pipeline.sources.packed.layout import SUFFIX, Codec, PackedField, can_store
 from jaxkern.pipeline.sources.packed.source import PackedSource
@@ -35,6 +41,7 @@ from jaxkern.ring import RowParts
 
 _COLUMN_BYTES = 256  # maximum size of rows of fixed shapes that are stored in the index
 _BLOCK_BYTES = 1 << 20
+_OPENERS = (types.FunctionType, functools.partial)  # types of functions that open a source
 _FORMAT = re.compile(r"(raw|npy|jpeg)(?::(\d+))?\Z")
 
 
@@ -49,6 +56,9 @@ def pack(
     threads: int | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    engine: Any = None,
+    scheduler: str | None = None,
+    workers: int | None = None,
 ) -> list[Path]:
     """Write the records of a source to a packed file, which `from_source` maps into memory.
 
@@ -69,6 +79,12 @@ def pack(
       threads: number of threads that read and encode; by default the number of cores.
       overwrite: if True, replace existing files; otherwise they are errors.
       progress: if True, show a progress bar.
+      engine: "dask" or a ``distributed.Client``: its workers write one shard at a time each, with
+        the same bytes. The source is one or several paths, or a function without arguments that
+        opens it, such as ``functools.partial(ImageFolder, "photos")``; all workers must have the
+        files. A shard whose worker was killed is resumed by another one.
+      scheduler, workers: address of a scheduler, or its file; or the number of processes of a
+        cluster on this machine.
 
     Returns:
       The paths of the files.
@@ -87,46 +103,118 @@ def pack(
     """
     if max_side is not None:
         max_side = check_integer("max_side", max_side, 1)
-    threads = num_threads() if threads is None else check_integer("threads", threads, 1)
-    reader = as_source(source)
-    if len(reader) == 0:
-        raise ValueError(f"the source {reader!r} is empty; expected at least one record")
-    paths = shard_paths(Path(path), len(reader), shards)
-    # A part of a set may be resumed.
-    if not overwrite and all(map(os.path.lexists, paths)):
-        raise _exists(paths[0])
-    encoder = RecordEncoder(reader, format, max_side, images)
-    about = _about(reader, encoder)
-    digest = _digest(reader, about, encoder)
-    purpose = hashlib.blake2b(f"{digest} {reader.describe()} {_files(reader, True)}".encode())
+    if threads is not None:
+        check_integer("threads", threads, 1)
+    if engine is not None:
+        if shards is None:
+            raise ValueError("shards is None; expected the number of files that the engine writes")
+        source, path = _for_workers(source), os.path.abspath(path)
+    runner = choose_engine(engine, scheduler, workers)
+    job = _Job(source, Path(path), format, max_side, tuple(images), shards, threads, overwrite)
+    if not overwrite and all(map(os.path.lexists, job.paths)):  # a part of a set may be resumed
+        raise _exists(job.paths[0])
     with ProgressBar(progress, "packing", "records") as bar:
-        bar.update(done=0, total=len(reader))
-        for number, shard in enumerate(paths):
-            first, last = (len(reader) * n // len(paths) for n in (number, number + 1))
-            records = range(first, last)
-            metadata = about
-            if shards is not None:
-                metadata = {**about, "set": digest, "shard": [number, len(paths)]}
-                if not overwrite and os.path.lexists(shard):
-                    # It was written by the call that this one resumes, or belongs to another set.
-                    if PackedSource(shard).shard_metadata != metadata:
-                        raise _exists(shard)
-                    journal_of(shard).unlink(missing_ok=True)
-                    continue
-            settings = (encoder.fields, len(records), purpose.digest(), overwrite)
-            with PackedWriter(shard, *settings) as writer:
-                bar.update(text=shard.name)
-                try:
-                    for block in _encode(encoder, records[writer.done :], threads):
-                        for record in block:
-                            writer.write(record)
-                        bar.update(done=records.start + writer.done)
-                except BaseException as error:
-                    note(error, "{} of {} records are written: the same call resumes after them",
-                         records.start + writer.done, len(reader))  # fmt: skip
-                    raise
-                writer.finish(metadata)
-    return paths
+        bar.update(done=0, total=len(job.reader))
+        if engine is None:
+            for number in range(len(job.paths)):
+                job.write(number, bar)
+            return job.paths
+        done, common = 0, (dataclasses.replace(job), job.digest)
+        with runner as run_all:
+            for _, result in run_all(_pack_shard, range(len(job.paths)), common, 1):
+                if isinstance(result, BaseException):
+                    raise result
+                bar.update(done=(done := done + result))
+    return job.paths
+
+
+def _for_workers(source: Any) -> Any:
+    """Return a source that is opened by workers, which have other working directories."""
+    if isinstance(source, _OPENERS) or is_url(source):
+        return source
+    if isinstance(source, str | os.PathLike):
+        return os.path.abspath(os.path.expanduser(source))
+    if isinstance(source, list | tuple):
+        return [_for_workers(each) for each in source]
+    raise TypeError(
+        f"source is {source!r:.80}; with an engine, expected paths, or a function without "
+        "arguments that opens the source, such as functools.partial(ImageFolder, path)"
+    )
+
+
+def _pack_shard(number: int, common: tuple[_Job, str]) -> int:
+    """Write a shard on a worker, and return its number of records."""
+    job, digest = common
+    if job.digest != digest:
+        raise RuntimeError(f"the worker has another version of jaxkern or of {job.reader!r}")
+    try:
+        return job.write(number, ProgressBar(False, "", ""))
+    except BlockingIOError as error:
+        raise OutputInUse(str(error)) from error
+
+
+@dataclasses.dataclass
+class _Job:
+    """The arguments of `pack`, and what they determine."""
+
+    source: Any
+    path: Path
+    format: str
+    max_side: int | None
+    images: tuple[str, ...]
+    shards: int | None
+    threads: int | None
+    overwrite: bool
+
+    @functools.cached_property
+    def reader(self) -> BatchSource:
+        reader = as_source(self.source() if isinstance(self.source, _OPENERS) else self.source)
+        if len(reader) == 0:
+            raise ValueError(f"the source {reader!r} is empty; expected at least one record")
+        return reader
+
+    @functools.cached_property
+    def paths(self) -> list[Path]:
+        return shard_paths(self.path, len(self.reader), self.shards)
+
+    @functools.cached_property
+    def encoder(self) -> RecordEncoder:
+        return RecordEncoder(self.reader, self.format, self.max_side, self.images)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        return _digest(self.reader, _about(self.reader, self.encoder), self.encoder)
+
+    def write(self, number: int, bar: ProgressBar) -> int:
+        """Write a file unless it exists, and return its number of records."""
+        reader, encoder, shard = self.reader, self.encoder, self.paths[number]
+        first, last = (len(reader) * n // len(self.paths) for n in (number, number + 1))
+        records = range(first, last)
+        metadata = _about(reader, encoder)
+        if self.shards is not None:
+            metadata |= {"set": self.digest, "shard": [number, len(self.paths)]}
+            if not self.overwrite and os.path.lexists(shard):
+                # It was written by the call that this one resumes, or belongs to another set.
+                if PackedSource(shard).shard_metadata != metadata:
+                    raise _exists(shard)
+                journal_of(shard).unlink(missing_ok=True)
+                return len(records)
+        purpose = f"{self.digest} {reader.describe()} {_files(reader, True)}".encode()
+        settings = (len(records), hashlib.blake2b(purpose).digest(), self.overwrite)
+        with PackedWriter(shard, encoder.fields, *settings) as writer:
+            bar.update(text=shard.name)
+            try:
+                threads = self.threads or num_threads()
+                for block in _encode(encoder, records[writer.done :], threads):
+                    for record in block:
+                        writer.write(record)
+                    bar.update(done=records.start + writer.done)
+            except BaseException as error:
+                note(error, "{} of {} records are written: the same call resumes after them",
+                     records.start + writer.done, len(reader))  # fmt: skip
+                raise
+            writer.finish(metadata)
+        return len(records)
 
 
 def shard_paths(path: Path, records: int, shards: int | None) -> list[Path]:

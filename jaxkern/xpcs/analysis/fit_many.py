@@ -20,8 +20,9 @@ from jaxkern.core.arguments import check_integer
 from jaxkern.core.paths import home_path, lock_output, natural_order
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.tables import Row, Table
+from jaxkern.core.tasks import choose_engine
 from jaxkern.core.version import __version__
-from jaxkern.xpcs.analysis.many import choose_engine, describe_error
+from jaxkern.xpcs.analysis.many import describe_error
 from jaxkern.xpcs.analysis.run import fit_measurement, open_measurement, time_step
 from jaxkern.xpcs.analysis.settings import Config
 from jaxkern.xpcs.files.aps import ApsFile

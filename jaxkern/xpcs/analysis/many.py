@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,9 +12,10 @@ from typing import Any, Literal, NamedTuple
 from numpy.typing import NDArray
 
 from jaxkern.core.arguments import check_integer
-from jaxkern.core.paths import OutputInUse, home_path, lock_output, remove_leftovers
+from jaxkern.core.paths import home_path, lock_output, remove_leftovers
 from jaxkern.core.progress import ProgressBar
 from jaxkern.core.tables import Row
+from jaxkern.core.tasks import choose_engine
 from jaxkern.core.version import __version__
 from jaxkern.xpcs.analysis.correlate import CorrelationChoices, correlate_file
 from jaxkern.xpcs.analysis.correlation_plots import LAST_PLOT
@@ -111,29 +111,6 @@ def file_tasks(
     return list(tasks.values())
 
 
-def run_in_turn(
-    run: Callable[[Any, Any], Any], tasks: Sequence[Any], common: Any, retries: int
-) -> Iterator[tuple[Any, Any]]:
-    """Yield each task with the result of ``run(task, common)``, or its exception after retries.
-
-    Tasks whose output another process writes are postponed.
-    """
-    waiting = deque((task, 0) for task in tasks)
-    while waiting:
-        task, attempts = waiting.popleft()
-        try:
-            result = run(task, common)
-        except OutputInUse:
-            waiting.append((task, attempts))
-            continue
-        except Exception as error:
-            if attempts < retries:
-                waiting.append((task, attempts + 1))
-                continue
-            result = error
-        yield task, result
-
-
 def run_task(task: FileTask, common: CommonChoices) -> tuple[Row, ...]:
     """Correlate a file, here or on a worker, and return its rows of the table."""
     version = common.provenance["jaxkern"]
@@ -162,10 +139,6 @@ def remove_incomplete(tasks: Iterable[FileTask]) -> None:
     for task in tasks:
         if task.output.parent.is_dir():
             remove_leftovers(task.output)
-
-
-# Runs tasks by a function of the task and the common arguments, with a number of retries.
-_RunAll = Callable[[Callable[[Any, Any], Any], Sequence[Any], Any, int], Iterator[tuple[Any, Any]]]
 
 
 @dataclass(frozen=True)
@@ -392,27 +365,6 @@ def correlate_files(
                 status, reason = "failed" if failed else "done", str(before[task.output])
                 on_outcome(FileOutcome(task.file, task.output, status, reason, **known))
     return CorrelatedFiles(tuple(outcomes[task.output] for task in tasks))
-
-
-def choose_engine(
-    engine: Any, scheduler: str | None, workers: int | None
-) -> contextlib.AbstractContextManager[_RunAll]:
-    """Return a context of a function that runs the tasks; it starts when it is entered."""
-    if engine is None:
-        if scheduler is not None or workers is not None:
-            raise ValueError('engine: expected "dask" for scheduler and workers, got None')
-        return contextlib.nullcontext(run_in_turn)
-    if isinstance(engine, str) and engine != "dask":
-        raise ValueError(f'engine: expected None, "dask" or a distributed.Client, got {engine!r}')
-    try:
-        from jaxkern.xpcs.analysis import dask_engine
-    except ModuleNotFoundError as error:
-        if error.name not in ("dask", "distributed"):
-            raise
-        raise ImportError(
-            "dask.distributed is required: pip install 'jaxkern-native[dask]'"
-        ) from error
-    return dask_engine.open_engine(engine, scheduler, workers)
 
 
 def describe_error(error: BaseException) -> str:

@@ -190,8 +190,8 @@ def test_errors_come_before_the_work(data, monkeypatch, capsys, flags, words):
 
 def test_without_dask_its_extra_is_named(data, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    monkeypatch.delitem(sys.modules, "jaxkern.xpcs.analysis.dask_engine", raising=False)
-    monkeypatch.delattr("jaxkern.xpcs.analysis.dask_engine", raising=False)
+    monkeypatch.delitem(sys.modules, "jaxkern.core.dask_engine", raising=False)
+    monkeypatch.delattr("jaxkern.core.dask_engine", raising=False)
     assert correlate(data, "--engine", "dask") == 2
     assert "pip install 'jaxkern-native[dask]'" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"engine.*None.*dask.*spark"):

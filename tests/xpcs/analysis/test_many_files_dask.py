@@ -27,8 +27,9 @@ import dask
 from distributed import Client, LocalCluster, WorkerPlugin
 
 from jaxkern import xpcs
+from jaxkern.core import dask_engine
 from jaxkern.core.registry import module
-from jaxkern.xpcs.analysis import dask_engine, many
+from jaxkern.xpcs.analysis import many
 
 NAMES = [f"run{k}" for k in range(5)]
 
@@ -100,7 +101,7 @@ def test_on_a_client_of_ones_own(data, monkeypatch):
         return made
 
     monkeypatch.setattr(many, "correlate_file", correlate_file)
-    monkeypatch.setattr("jaxkern.xpcs.analysis.dask_engine.set_max_workers", caps.append)
+    monkeypatch.setattr("jaxkern.core.dask_engine.set_max_workers", caps.append)
     monkeypatch.delenv("JAXKERN_NUM_THREADS", raising=False)
     with cluster(processes=False, n_workers=1, threads_per_worker=3) as own, Client(own) as client:
         result = xpcs.correlate_files(

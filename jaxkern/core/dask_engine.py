@@ -1,4 +1,4 @@
-"""Correlation of files on the workers of a dask.distributed cluster, one file per worker."""
+"""Tasks on the workers of a dask.distributed cluster, one per worker."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _CommonArguments(WorkerPlugin):  # type: ignore[misc]  # distributed has n
 def open_engine(
     engine: Any, scheduler: str | None, workers: int | None
 ) -> contextlib.AbstractContextManager[Any]:
-    """Return a context of a function that runs tasks on a cluster, see `correlate_files`."""
+    """Return a context of a function that runs tasks on a cluster, see `choose_engine`."""
     if isinstance(engine, Client):
         if scheduler is not None or workers is not None:
             raise ValueError("scheduler, workers: expected None for a client as engine")
