@@ -68,7 +68,7 @@ def test_fresh_batches_are_not_copied(workers):
 
 def test_others_are_copied_once_and_by_the_workers(monkeypatch):
     copied = []
-    copy = program.aligned_copy
+    copy = plan.aligned_copy
 
     def counted(array):
         copied.append((array.size == 9000, threading.current_thread().name))
