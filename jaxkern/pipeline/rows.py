@@ -41,6 +41,8 @@ def check_rows(data: Any, rows: int, who: str) -> None:
     if not isinstance(data, dict) or not data:
         kind = "an empty dict" if isinstance(data, dict) else type(data).__name__
         raise TypeError(f"{who} returned {kind}; expected a dict of fields")
+    if all(row_count(value) == rows for value in jax.tree.leaves(data, is_leaf=is_ragged)):
+        return
     for path, value in jax.tree_util.tree_flatten_with_path(data, is_leaf=is_ragged)[0]:
         count = row_count(value)
         if count != rows:
@@ -53,9 +55,12 @@ def check_rows(data: Any, rows: int, who: str) -> None:
             )
 
 
-def on_host(data: Any) -> Any:
-    """Return the same tree with NumPy arrays."""
-    return jax.tree.map(np.asarray, data)
+def on_host(data: Data) -> Data:
+    """Return the same fields as NumPy arrays, in a new dict."""
+    return {
+        name: value if type(value) is np.ndarray else jax.tree.map(np.asarray, value)
+        for name, value in data.items()
+    }
 
 
 def read_only(data: Any) -> Any:
@@ -114,15 +119,18 @@ def joined(
     their fields and number of rows are equal. The rows of a single slice may be a view.
     """
     datas = [data for data, _ in parts]
+    in_order = positions is None and all(isinstance(rows, slice) for _, rows in parts)
+    if in_order and len(parts) == 1 and not has_ragged(datas):
+        arrays = jax.tree.map(lambda values: np.asarray(values)[parts[0][1]], datas[0])
+        return dict(jax.tree.map(lambda x: x if x.flags.writeable else x.copy(), arrays))
     selected, start = [], 0
     for data, rows in parts:
         count = row_count(jax.tree.leaves(data, is_leaf=is_ragged)[0]) or 0
-        selected.append(np.arange(start, start + count)[rows])
+        selected.append(start + (np.arange(count)[rows] if isinstance(rows, slice) else rows))
         start += count
     order = np.concatenate(selected)
     if positions is not None:
         order[np.concatenate(positions)] = order.copy()
-    view = parts[0][1] if len(parts) == 1 and positions is None else None
 
     def join(*values: Any, target: np.ndarray | None = None) -> Any:
         if is_ragged(values[0]):
@@ -130,10 +138,11 @@ def joined(
             chosen = [images[row] for row in order.tolist()]
             return ragged_of(chosen, values[0].max_height, values[0].max_width)
         arrays = [np.asarray(value) for value in values]
-        if target is None and isinstance(view, slice) and arrays[0].flags.writeable:
-            return arrays[0][view]
         if target is None:
             target = np.empty((len(order), *arrays[0].shape[1:]), arrays[0].dtype)
+        if in_order:
+            pieces = [array[rows] for array, (_, rows) in zip(arrays, parts, strict=True)]
+            return np.concatenate(pieces, out=target)
         return gather_rows(arrays, order, target)
 
     targets = [] if out is None else jax.tree.leaves(out)
