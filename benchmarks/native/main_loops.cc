@@ -77,6 +77,26 @@ Case chain(const char* name, Filter filter, int32_t side, Pixels from, Pixels to
           }};
 }
 
+// A window of 32 x 32 pixels of an image of 32 x 32, moved by `offset` and mirrored if step is -1.
+Case small_window(const char* name, int32_t offset, int32_t step) {
+  constexpr int32_t kSide = 32;
+  image::Plan plan = {};
+  plan.segments = 1;
+  plan.segment[0] = {Filter::kNone, kSide, kSide, 0, Rounding::kKeep};
+  plan.channels = 3;
+  plan.output_dtype = Pixels::kF32;
+  const auto in = random_memory(kSide * kSide * 3), out = random_memory(kSide * kSide * 3 * 4);
+  return {name, kSide * kSide * 3, [=] {
+            const int32_t column = step > 0 ? offset : kSide - 1 - offset;
+            const image::Geometry g = {0, 0,     kSide, kSide,  kSide, kSide,  0,
+                                       0, kSide, kSide, offset, 1,     column, step};
+            const float affine[] = {.9f, .8f, .7f, 1, 2, 3}, fill[3] = {};
+            const image::Sample sample = {in.get(), kSide, kSide,   &g,
+                                          affine,   fill,  nullptr, nullptr};
+            run_sample(plan, sample, out.get(), thread_scratch<image::kScratchBytes>());
+          }};
+}
+
 Case mix(const char* name, Pixels dtype) {
   constexpr int32_t kSide = 224;
   const size_t bytes = kSide * kSide * 3 * item(dtype);
@@ -381,6 +401,10 @@ std::vector<std::function<Case()>> cases() {
   add(chain_of, "chain bicubic f32", Filter::kBicubic, 256, kU8, kF32, Layout::kNHWC);
   add(chain_of, "chain normalize f32", Filter::kNone, 224, kU8, kF32, Layout::kNHWC);
   add(chain_of, "chain bilinear f32 to f32", Filter::kBilinear, 256, kF32, kF32, Layout::kNHWC);
+  add(small_window, "window of 32 x 32", 0, 1);
+  add(small_window, "window of 32 x 32, mirrored", 0, -1);
+  add(small_window, "window of 32 x 32, moved", 2, 1);
+  add(small_window, "window of 32 x 32, moved and mirrored", 2, -1);
   add(mix, "mix f32", kF32);
   add(mix, "mix u8", kU8);
   const struct {

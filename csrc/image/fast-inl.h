@@ -20,11 +20,12 @@
 //   row are in the ring at once. ring_row[slot] is the box row that a slot holds, or -1.
 // - Output rows are computed in order, so each box row is resampled once (unless padding folds
 //   indices). A flip only permutes the column taps and reverses the order of rows.
-// - A row that is not valid in full, or that an erase box crosses, is composed as float32 in
-//   `staged` before it is cast.
+// - A row that an erase box crosses is composed as float32 in `staged` before it is cast. Other
+//   rows copy their invalid pixels from `fill_row`, which has the output dtype.
 // - resample may load up to `taps.reach` bytes from a row's start. Rows that are closer to the end
 //   of the image are copied to `guard` first.
-// - A plain window (no filter, no column flip, interleaved) skips the ring: `bytes` is true.
+// - A plain window (no filter, interleaved) skips the ring: `bytes` is true. A mirrored row is
+//   reversed in `guard` first.
 #ifndef JAXKERN_IMAGE_FAST_INL_H_
 #define JAXKERN_IMAGE_FAST_INL_H_
 
@@ -50,7 +51,8 @@ struct Fast {
   const Sample* sample;
   int32_t channels, planes, together;  // together: values of a pixel in one plane of the output
   Range rows, columns;
-  bool bytes;  // source rows need no horizontal pass
+  bool bytes;     // source rows need no horizontal pass
+  bool mirrored;  // `bytes`, from right to left
   Columns taps;
   int32_t stride;     // floats between planes of a ring row
   int32_t ring_size;  // a power of two
@@ -62,6 +64,7 @@ struct Fast {
   int64_t row_bytes;
   uint8_t* guard;  // a copy of a row, with room to read past its end
   float* staged;   // [planes, width * together]
+  char* fill_row;  // [planes, width * together] of the output dtype; null if all pixels are valid
   Pattern affine[kMaxChannels], plain;
   float most;  // 255 in fixed point if a bicubic filter clamps to levels, else 0
   FinishRow store, stage;
@@ -98,6 +101,46 @@ inline const float* ring_row(Fast& fast, int32_t j) {
   for (int32_t p = 0; p < fast.planes; ++p)
     fast.resample(fast.taps, row + p, fast.channels, out + p * fast.stride);
   return out;
+}
+
+using Bytes16 = uint8_t __attribute__((vector_size(16)));
+
+// Reverses the first 16 / channels pixels; the last byte stays if 3 channels leave one over.
+template <int channels>
+inline Bytes16 reverse_pixels(Bytes16 x) {
+  if constexpr (channels == 1)
+    return __builtin_shufflevector(x, x, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  if constexpr (channels == 3)
+    return __builtin_shufflevector(x, x, 12, 13, 14, 9, 10, 11, 6, 7, 8, 3, 4, 5, 0, 1, 2, 15);
+  return __builtin_shufflevector(x, x, 12, 13, 14, 15, 8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3);
+}
+
+// Copies `count` pixels in reverse order. Writes up to 16 bytes, and reads none, beyond them.
+template <int channels>
+inline void mirror_pixels(const uint8_t* row, int32_t count, uint8_t* out) {
+  constexpr int32_t kGroup = 16 / channels;
+  const uint8_t* from = row + (count - 1) * channels;
+  const auto copy_group = [&](int32_t x) {
+    Bytes16 pixels;
+    memcpy(&pixels, from - (x + kGroup - 1) * channels, sizeof pixels);
+    pixels = reverse_pixels<channels>(pixels);
+    memcpy(out + x * channels, &pixels, sizeof pixels);
+  };
+  // A vector of 3 channels has a byte of the next pixel, so the row's last pixel is copied alone.
+  const int32_t alone = count > kGroup ? 1 : count;
+  for (int32_t x = 0; x < alone; ++x)
+    for (int c = 0; c < channels; ++c) out[x * channels + c] = from[c - x * channels];
+  int32_t x = alone;
+  for (; x + kGroup <= count; x += kGroup) copy_group(x);
+  if (x < count) copy_group(count - kGroup);  // overlaps the group before
+}
+
+inline const uint8_t* mirrored_row(const Fast& fast, const uint8_t* row) {
+  const int32_t count = fast.columns.end - fast.columns.begin;
+  if (fast.channels == 1) mirror_pixels<1>(row, count, fast.guard);
+  if (fast.channels == 3) mirror_pixels<3>(row, count, fast.guard);
+  if (fast.channels == 4) mirror_pixels<4>(row, count, fast.guard);
+  return fast.guard;
 }
 
 // Iterator over output rows: the box rows and weights of each.
@@ -164,8 +207,15 @@ inline void stage_pixels(const Fast& fast, Range range, const float* value) {
         fast.staged[p * plane + static_cast<int64_t>(x) * fast.together + c] = value[p + c];
 }
 
-// Writes a row that is not valid in full, or that an erase box crosses. `taps` is null for a row
-// without valid pixels.
+// Casts and stores a plane of the staged row.
+inline void store_staged(const Fast& fast, FinishRow store, int32_t plane, char* out) {
+  const int32_t values = fast.segment->width * fast.together;
+  const float* staged = fast.staged + static_cast<int64_t>(plane) * values;
+  float one = 1.f;
+  store({1, &staged, &one, nullptr}, fast.plain, 1, values, out);
+}
+
+// Writes a row that an erase box crosses. `taps` is null for a row without valid pixels.
 inline void compose_row(const Fast& fast, const RowTaps* taps, int32_t y, void* output) {
   const Segment& segment = *fast.segment;
   const int32_t width = segment.width;
@@ -187,12 +237,8 @@ inline void compose_row(const Fast& fast, const RowTaps* taps, int32_t y, void* 
       stage_pixels(fast, erased_range(box.left, box.width, width),
                    fast.sample->erase_value + k * fast.channels);
   }
-  for (int32_t p = 0; p < fast.planes; ++p) {
-    const float* staged = fast.staged + p * plane;
-    float one = 1.f;
-    fast.store({1, &staged, &one, nullptr}, fast.plain, 1, static_cast<int32_t>(plane),
-               output_row(fast, output, p, y));
-  }
+  for (int32_t p = 0; p < fast.planes; ++p)
+    store_staged(fast, fast.store, p, output_row(fast, output, p, y));
 }
 
 inline bool erased_row(const Fast& fast, int32_t y) {
@@ -201,6 +247,34 @@ inline bool erased_row(const Fast& fast, int32_t y) {
     if (inside(erased_range(box.top, box.height, fast.segment->height), y)) return true;
   }
   return false;
+}
+
+// Writes a row. `taps` is null for a row without valid pixels.
+inline void write_row(const Fast& fast, const RowTaps* taps, int32_t y, void* output) {
+  if (erased_row(fast, y)) return compose_row(fast, taps, y, output);
+  const Range valid = taps ? fast.columns : Range{0, 0};
+  const int32_t width = fast.segment->width;
+  const int64_t pixel = fast.together * dtype_bytes(fast.plan->output_dtype);
+  const float* shifted[kFastRing];
+  const int32_t values = (valid.end - valid.begin) * fast.together;
+  int32_t stored = values;
+  if (taps && taps->bytes && !fast.sample->streaming) {
+    // Whole vectors, whose last values the copies of `fill_row` replace.
+    const int32_t vectors = (values + kFloats - 1) / kFloats * kFloats;
+    const bool readable = fast.mirrored || fast.end - taps->bytes >= vectors;
+    if (readable && vectors <= (width - valid.begin) * fast.together) stored = vectors;
+  }
+  for (int32_t p = 0; p < fast.planes; ++p) {
+    char* const out = output_row(fast, output, p, y);
+    if (taps)
+      fast.store(plane_of(fast, *taps, p, shifted), fast.affine[p], fast.together, stored,
+                 out + valid.begin * pixel);
+    if (valid.end - valid.begin < width) {
+      const char* const fill = fast.fill_row + p * width * pixel;
+      memcpy(out, fill, static_cast<size_t>(valid.begin * pixel));
+      memcpy(out + valid.end * pixel, fill, static_cast<size_t>((width - valid.end) * pixel));
+    }
+  }
 }
 
 // Fills `fast`. Returns false if this path does not support the plan or the sample.
@@ -229,14 +303,21 @@ inline bool prepare_fast(const Plan& plan, const Sample& sample, Arena arena, Fa
   const uint8_t* pixels = static_cast<const uint8_t*>(sample.pixels);
   fast.end = pixels + sample.height * fast.row_bytes;
   fast.box = pixels + g.top * fast.row_bytes + static_cast<int64_t>(g.left) * channels;
-  fast.bytes = segment.filter == Filter::kNone && g.column_step == 1 && !planar &&
-               !shows_outside(g.column_offset, 1, g.resampled_width, fast.columns);
+  fast.bytes = segment.filter == Filter::kNone && !planar &&
+               !shows_outside(g.column_offset, g.column_step, g.resampled_width, fast.columns);
+  fast.mirrored = fast.bytes && g.column_step < 0;
   fast.staged = arena.take<float>(static_cast<int64_t>(segment.width) * channels + 4 * kFloats);
   if (!fast.staged) return false;
   float unit = 1.f;
   fast.most = 0;
   if (fast.bytes) {
-    fast.box += (static_cast<int64_t>(g.column_offset) + fast.columns.begin) * channels;
+    const int32_t leftmost = fast.mirrored ? fast.columns.end - 1 : fast.columns.begin;
+    fast.box += mapped_index(g.column_offset, g.column_step, leftmost) * channels;
+    if (fast.mirrored) {
+      const int64_t pixels = fast.columns.end - fast.columns.begin;
+      fast.guard = arena.take<uint8_t>(pixels * channels + 16);
+      if (!fast.guard) return false;
+    }
   } else if (fast.rows.begin < fast.rows.end) {
     if (g.box_width > kGuardBytes / channels) return false;
     const int64_t right = static_cast<int64_t>(sample.width) - g.left;
@@ -267,37 +348,47 @@ inline bool prepare_fast(const Plan& plan, const Sample& sample, Arena arena, Fa
   const bool stream = sample.streaming && !plan.stays_in_cache && bytes >= kStreamBytes;
   fast.store = choose_finish(plan.output_dtype, segment.rounding, stream);
   fast.stage = choose_finish(Dtype::kF32, Rounding::kKeep, false);
+  fast.fill_row = nullptr;
+  const bool filled = fast.rows.begin > 0 || fast.rows.end < segment.height ||
+                      fast.columns.begin > 0 || fast.columns.end < segment.width;
+  if (filled) {
+    const int64_t row =
+        static_cast<int64_t>(segment.width) * fast.together * dtype_bytes(plan.output_dtype);
+    fast.fill_row = arena.take<char>(fast.planes * row);
+    if (!fast.fill_row) return false;
+    stage_pixels(fast, {0, segment.width}, sample.fill);
+    const FinishRow cast = choose_finish(plan.output_dtype, segment.rounding, false);
+    for (int32_t p = 0; p < fast.planes; ++p) store_staged(fast, cast, p, fast.fill_row + p * row);
+  }
   return true;
 }
 
 inline void run_valid_rows(Fast& fast, void* output) {
-  const bool full_width = fast.columns.begin == 0 && fast.columns.end == fast.segment->width;
   const float* row[kFastRing];
-  const float* shifted[kFastRing];
   RowWalk walk(fast, fast.rows.begin);
   for (int32_t y = fast.rows.begin; y < fast.rows.end; ++y, walk.advance()) {
-    RowTaps taps = {walk.range.end - walk.range.begin, row, walk.weight, nullptr, fast.most};
-    if (fast.bytes)
-      taps.bytes = fast.box + walk.range.begin * fast.row_bytes;
-    else
-      for (int32_t t = 0; t < taps.count; ++t) row[t] = ring_row(fast, walk.range.begin + t);
-    if (!full_width || erased_row(fast, y)) {
-      compose_row(fast, &taps, y, output);
-      continue;
-    }
-    for (int32_t p = 0; p < fast.planes; ++p)
-      fast.store(plane_of(fast, taps, p, shifted), fast.affine[p], fast.together,
-                 fast.segment->width * fast.together, output_row(fast, output, p, y));
+    const RowTaps taps = {walk.range.end - walk.range.begin, row, walk.weight, nullptr, fast.most};
+    for (int32_t t = 0; t < taps.count; ++t) row[t] = ring_row(fast, walk.range.begin + t);
+    write_row(fast, &taps, y, output);
+  }
+}
+
+inline void run_window_rows(const Fast& fast, void* output) {
+  for (int32_t y = fast.rows.begin; y < fast.rows.end; ++y) {
+    const uint8_t* row = fast.box + RowWalk::index(fast, y) * fast.row_bytes;
+    const RowTaps taps = {1, nullptr, nullptr, fast.mirrored ? mirrored_row(fast, row) : row};
+    write_row(fast, &taps, y, output);
   }
 }
 
 inline bool run_fast(const Plan& plan, const Sample& sample, void* output, char* scratch) {
   Fast fast;
   if (!prepare_fast(plan, sample, {scratch, scratch + kScratchBytes}, fast)) return false;
-  for (int32_t y = 0; y < fast.rows.begin; ++y) compose_row(fast, nullptr, y, output);
-  if (fast.rows.begin < fast.rows.end) run_valid_rows(fast, output);
+  for (int32_t y = 0; y < fast.rows.begin; ++y) write_row(fast, nullptr, y, output);
+  if (fast.rows.begin < fast.rows.end)
+    fast.bytes ? run_window_rows(fast, output) : run_valid_rows(fast, output);
   for (int32_t y = fast.rows.end; y < plan.segment[0].height; ++y)
-    compose_row(fast, nullptr, y, output);
+    write_row(fast, nullptr, y, output);
   end_streaming();
   return true;
 }

@@ -33,9 +33,10 @@ struct Pattern {
 
 inline void fill_pattern(Pattern& pattern, const float* scale, const float* bias, float unit,
                          int32_t together) {
-  for (int32_t i = 0; i < 3 * kFloats + kMaxChannels; ++i) {
-    pattern.scale[i] = scale[i % together] * unit;
-    pattern.bias[i] = bias[i % together];
+  for (int32_t i = 0, c = 0; i < 3 * kFloats + kMaxChannels; ++i) {
+    pattern.scale[i] = scale[c] * unit;
+    pattern.bias[i] = bias[c];
+    if (++c == together) c = 0;
   }
 }
 
