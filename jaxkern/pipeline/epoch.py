@@ -115,7 +115,7 @@ class Epoch:
         """Return a block whose arrays the vertex will not modify for a later block."""
         if vertex.node.fresh or vertex.node.sequential or vertex in self.plan.compiled:
             return block
-        return block._replace(data=jax.tree.map(np.array, row.on_host(block.data)))
+        return block._replace(data=jax.tree.map(np.array, block.data))
 
     def open_flow(self, vertex: Vertex, position: Any) -> Flow:
         """Return the batches of a sequential vertex from a position on.

@@ -71,8 +71,9 @@ def fit(
         turn do not restrict the search; the result is shifted into them by half turns.
       hold: names of physics parameters that are not fitted.
       keep: the used frames: a mask [n_t], or a slice.
-      search: other starts that are compared on thinned data: 256 points within the bounds
-        (``"auto"``), 4,096 (``"wide"``), or only other flow directions (``"local"``).
+      search: other starts that are compared on thinned data: 192 points within the bounds for each
+        free parameter (``"auto"``), 2,048 (``"wide"``), or only other flow directions
+        (``"local"``).
       solver: `SolverOptions`: loss, tolerances, number of starts.
       errors: `ErrorOptions`: method of the standard errors, absolute sigma, weights.
       streaming: `StreamingOptions`: strategy, symmetry, chunks, checkpoints, bad rows.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,7 @@ from jaxkern.core.memory import anonymous_bytes
 from jaxkern.xpcs.files import sources
 from jaxkern.xpcs.fitting.data import BadDataError, Chunk, FitData
 from jaxkern.xpcs.fitting.sampling import Noise
-from jaxkern.xpcs.model.components import ComponentTables, TwoComponent
+from jaxkern.xpcs.model.components import Components, ComponentTables, TwoComponent
 from jaxkern.xpcs.model.models import (
     Geometry,
     LaminarFlow,
@@ -80,11 +81,18 @@ class HostTables:
         return HostTables(tables, self.shear_power)
 
     def correlation(self, i: Any, j: Any) -> Array:
-        """Return g1^2 [n_phi or 1, ...] of the frames i and j."""
+        """Return g1^2 [n_phi or 1, ...] of the frames i and j; see also `PassProgram.phases`."""
         if isinstance(self.tables, ComponentTables):
-            return np.asarray(np.abs(self._terms(i, j).sum(axis=1)) ** 2)
+            B, A, P = self.tables[:3]
+            axis = B.ndim - 2
+            size = np.exp(B[..., i] + B[..., j] - np.abs(A[..., i] - A[..., j]))
+            sizes, phases = np.moveaxis(size, axis, 0), np.moveaxis(P[..., i] - P[..., j], axis, 0)
+            f = (sizes**2).sum(axis=0)
+            for c, d in itertools.combinations(range(len(sizes)), 2):
+                f = f + 2.0 * sizes[c] * sizes[d] * np.cos(phases[c] - phases[d])
+            return np.asarray(f)
         A, X = self.tables[:2]
-        dA, dX = A[:, i] - A[:, j], X[:, i] - X[:, j]
+        dA, dX = A[..., i] - A[..., j], X[..., i] - X[..., j]
         flow = np.sinc(dX / np.pi) ** self.shear_power if self.shear_power else np.ones_like(dX)
         return np.asarray(np.exp(-2.0 * np.abs(dA)) * flow)
 
@@ -93,15 +101,16 @@ class HostTables:
         f = self.correlation(i, j)
         slopes = np.zeros((len(f), self.tables.n_parameters, *f.shape[1:]))
         if isinstance(self.tables, ComponentTables):
-            _, A, _, along_B, along_A, along_P = self.tables
+            _, A, _, *tangents = self.tables
             terms = self._terms(i, j)
             product = 2.0 * np.conj(terms.sum(axis=1))[:, None] * terms  # [n_phi or 1, C, ...]
             signed = product.real * -np.sign(A[..., i] - A[..., j])
-            for k in range(slopes.shape[1]):
-                change = product.real * (along_B[:, k][..., i] + along_B[:, k][..., j])
-                change = change + signed * (along_A[:, k][..., i] - along_A[:, k][..., j])
-                change = change - product.imag * (along_P[:, k][..., i] - along_P[:, k][..., j])
-                slopes[:, k] = change.sum(axis=1)
+            factors = ((product.real, 1.0), (signed, -1.0), (-product.imag, -1.0))
+            for tangent, (factor, sign) in zip(tangents, factors, strict=True):
+                # Most parameters change one table of one component.
+                for k, c in np.argwhere(tangent.any(axis=(0, 3))):
+                    along = tangent[:, k, c]
+                    slopes[:, k] += factor[:, c] * (along[:, i] + sign * along[:, j])
             return f, slopes
         A, X, along_A, along_X = self.tables.arrays
         dA, dX, power = A[:, i] - A[:, j], X[:, i] - X[:, j], self.shear_power
@@ -180,21 +189,42 @@ class PassProgram:
 
     def tables(self, params: Array) -> tuple[Any, ...]:
         """Return the arrays of the model's tables at physics parameters [p], on the device."""
+        n_t, is_sum = self.model.geometry.n_t, isinstance(self.model, Components)
+        # Tables of components take 10 times longer without optimization.
+        fast = jax.default_backend() == "cpu" and n_t <= _SHORT_SERIES and not is_sum
+        return self._of_model("tables", lambda model, p: model.tables(p).arrays, fast, params)
+
+    def phases(self, points: Array, frames: NDArray[np.intp]) -> HostTables:
+        """Return tables of some frames at points [k, p], their first axis, without derivatives."""
+
+        def compute(model: Model, operands: Any) -> Any:
+            points, frames = operands
+            return jax.lax.map(lambda p: [x[..., frames] for x in model.checked_phases(p)], points)
+
+        arrays = map(np.asarray, self._of_model("phases", compute, False, (points, frames)))
+        rank = 4 if isinstance(self.model, Components) else 3
+        full = [x if x.ndim == rank else x[:, None] for x in arrays]
+        tables = self.model.tables_of([*full, *[None] * len(full)])
+        return HostTables(tables, self.model.shear_power)
+
+    def _of_model(
+        self, name: str, function: Callable[[Any, Any], Any], fast: bool, operand: Any
+    ) -> tuple[Any, ...]:
+        """Run a function of the model and an operand; geometries are operands where possible."""
         model = self.model
-        fast = jax.default_backend() == "cpu" and model.geometry.n_t <= _SHORT_SERIES
+        result: tuple[Any, ...]
         if type(model) not in _BUILT_IN:
-            program = self._program("tables", lambda p: model.tables(p).arrays, fast, params)
-            tables: tuple[Any, ...] = program(params)
-            return tables
+            result = self._program(name, lambda x: function(model, x), fast, operand)(operand)
+            return result
         power = (model.shear_power,) if isinstance(model, LaminarFlow) else ()
 
-        def compute(p: Any, numbers: tuple[Any, ...]) -> tuple[Any, ...]:
+        def compute(x: Any, numbers: tuple[Any, ...]) -> Any:
             traced: Any = type(model)
-            return tuple(traced(Geometry.from_tracers(numbers), *power).tables(p).arrays)
+            return function(traced(Geometry.from_tracers(numbers), *power), x)
 
-        operands = params, model.geometry.numbers
-        tables = self._program("tables", compute, fast, *operands)(*operands)
-        return tables
+        operands = operand, model.geometry.numbers
+        result = self._program(name, compute, fast, *operands)(*operands)
+        return result
 
     def host_tables(self, params: Array) -> HostTables:
         arrays = tuple(map(np.asarray, self.tables(params)))

@@ -8,6 +8,7 @@ are fitted.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkern.xpcs.fitting.evaluation import FitProblem
-from jaxkern.xpcs.fitting.parameters import spread
+from jaxkern.xpcs.fitting.parameters import PeriodicBounds, spread
 from jaxkern.xpcs.fitting.passes import MAX_VALUE, HostTables
 from jaxkern.xpcs.fitting.sampling import sigma_rows
 from jaxkern.xpcs.fitting.solver import NormalPoint, Solution, StartNotFinite, compress, solve
+from jaxkern.xpcs.model.models import Model
 
 Array = NDArray[np.float64]
 
@@ -27,6 +29,12 @@ Search = Literal["auto", "local", "wide"]
 # Largest number of thinned points of all angles; the minimum number of bands may exceed it.
 _POINTS, _LEAST_BANDS = 2000, 8
 _LAGS_PER_DECADE = 8
+# Points whose phases are computed in one call.
+_CHUNK = 64
+# Passes of a short fit.
+_SHORT = 6
+# Range of the phases that a drawn power law adds over n_t frames: this value to n_t.
+_LEAST_PHASE = 0.2
 # Number of evenly spaced flow directions.
 _DIRECTIONS = 4
 # With a chi2 above this multiple of the degrees of freedom, more starts are fitted.
@@ -39,17 +47,18 @@ _EVIDENCE = 25.0
 class Effort:
     """Numbers of starts and fits."""
 
-    drawn: int  # starts within the bounds
-    thinned: int  # fits to thinned data, of at most `passes` passes
+    drawn: int  # starts within the bounds, for each varied parameter
+    short: int  # fits to thinned data of a few passes, from the best starts
+    thinned: int  # the best of these that continue, with at most `passes` passes
     thinned_if_poor: int  # the same while no fit is good
     full: int  # fits to all data
     passes: int
 
 
 EFFORTS = {
-    "local": Effort(0, _DIRECTIONS, _DIRECTIONS, 1, 12),
-    "auto": Effort(256, 8, 16, 2, 30),
-    "wide": Effort(4096, 48, 128, 6, 80),
+    "local": Effort(0, 0, _DIRECTIONS, _DIRECTIONS, 1, 12),
+    "auto": Effort(192, 24, 4, 10, 2, 30),
+    "wide": Effort(2048, 200, 48, 128, 6, 80),
 }
 
 
@@ -58,8 +67,9 @@ def find_starts(start: Array, problem: FitProblem, effort: Effort) -> tuple[list
 
     The candidates are the given start, the same in other flow directions, because from a wrong one
     a fit ends without shear, and points that fill the bounds evenly. Those with the lowest chi2 are
-    fitted to thinned data. The minimum of the given start remains the first unless another one is
-    better by five standard deviations of chi2; minima that are not worse by as much follow.
+    fitted to thinned data, and from the best minimum the model's `alternatives`. The minimum of the
+    given start remains the first unless another one is better by five standard deviations of chi2;
+    minima that are not worse by as much follow.
     """
     layout, bounds, free = problem.layout, problem.bounds, problem.free
     physics = slice(2 * layout.n_scales, layout.size)
@@ -71,9 +81,11 @@ def find_starts(start: Array, problem: FitProblem, effort: Effort) -> tuple[list
     turned = np.tile(start, (_DIRECTIONS if periodic.size else 1, 1))
     if periodic.size:
         turned[:, periodic[0]] += bounds.period[periodic[0]] / _DIRECTIONS * np.arange(len(turned))
-    drawn = spread(_even_points(effort.drawn, int(moving.sum())), start, bounds, layout, free)
+    cube = _even_points(effort.drawn * int(moving.sum()), int(moving.sum()))
+    drawn = spread(cube, start, bounds, layout, free)
+    _scale_by_effect(drawn[:, physics], cube, moving, problem.model, bounds, physics)
     candidates = np.concatenate([turned, drawn])[:, physics][:, moving]
-    costs = np.array([thinned.cost(x) for x in candidates])
+    costs = thinned.costs(candidates)
     first = thinned(candidates[0])
     if not first.is_finite():
         return [start], "the start"  # the fit reports it
@@ -81,26 +93,43 @@ def find_starts(start: Array, problem: FitProblem, effort: Effort) -> tuple[list
     if not effort.drawn and costs[1:].min() - costs[0] > step @ step:
         return [start], "the start"  # the first step gains more than other directions
     order = [0, *(k for k in np.argsort(costs, kind="stable") if k and np.isfinite(costs[k]))]
-    options: Any = {"ftol": 1e-4, "xtol": 1e-4, "max_nfev": effort.passes}
+    options: Any = {"ftol": 1e-4, "xtol": 1e-4}
     options["bounds"] = tuple(bound[physics][moving] for bound in bounds.solver)
     freedom = int((thinned.weights > 0).sum()) - int(moving.sum()) - 2 * layout.n_phi
+
+    def fitted(points: Any, passes: int) -> Iterator[Solution]:
+        for x in points:
+            # A model may be finite where its derivatives are not.
+            with contextlib.suppress(StartNotFinite):
+                solution = solve(thinned, x, max_nfev=passes, **options)
+                assert solution is not None
+                yield solution
+
+    points = list(candidates[order[: effort.short or None]])
+    n_fits = len(points) if effort.short else 0
+    if effort.short:
+        own, *others = fitted(points, _SHORT)
+        others.sort(key=lambda solution: solution.cost)
+        points = [solution.x for solution in (own, *others)]
     solutions: list[Solution] = []
-    for k in order[: effort.thinned_if_poor]:
-        good = solutions and min(s.cost for s in solutions) < _POOR * freedom
+    for solution in fitted(points[: effort.thinned_if_poor], effort.passes):
+        solutions.append(solution)
+        good = min(s.cost for s in solutions) < _POOR * freedom
         if good and len(solutions) >= effort.thinned:
             break
-        # A model may be finite where its derivatives are not.
-        with contextlib.suppress(StartNotFinite):
-            solution = solve(thinned, candidates[k], **options)
-            assert solution is not None
-            solutions.append(solution)
+    if effort.drawn:
+        best = min(solutions, key=lambda solution: solution.cost)
+        similar = problem.model.alternatives(thinned.full(best.x[None])[0])
+        points = [np.clip(other[moving], *options["bounds"]) for other in similar]
+        solutions += fitted(points, effort.passes)
     minima = _minima(solutions, freedom)[: effort.full]
     starts = []
     for minimum in minima:
         better = start.copy()
         better[np.flatnonzero(moving) + physics.start] = minimum.x
         starts.append(bounds.wrap(better))
-    text = f"{len(costs)} compared on thinned data, {len(solutions)} fitted there"
+    n_fits += len(solutions)
+    text = f"{len(costs)} compared on thinned data, {n_fits} fitted there"
     own = solutions[0]
     if minima[0] is own and periodic.size and not effort.drawn:
         # The full fit takes other steps, and may not converge to the direction found here.
@@ -137,6 +166,32 @@ def _minima(solutions: list[Solution], freedom: int) -> list[Solution]:
     return minima
 
 
+def _scale_by_effect(
+    drawn: Array, cube: Array, moving: Any, model: Model, bounds: PeriodicBounds, physics: slice
+) -> None:
+    """Replace scales of power laws in drawn physics [k, p], and offsets in every second one by 0.
+
+    Most values within the bounds are too small or too large for an effect on the data. The phases
+    that those drawn here add over all frames are uniform in the logarithm.
+    """
+    geometry = model.geometry
+    drawn[::2, [k for k in model.offsets if moving[k]]] = 0.0
+    for k, factor in model.power_laws:
+        if moving[k]:
+            powers = geometry.times ** drawn[:, k + 1, None]
+            least, column = _LEAST_PHASE, cube[:, np.count_nonzero(moving[:k])]
+            phase = least * (geometry.n_t / least) ** column
+            value = phase / (factor * geometry.dt * powers.sum(axis=1))
+            drawn[:, k] = np.clip(value, bounds.lower[physics][k], bounds.upper[physics][k])
+
+
+def _chunks(points: Array) -> list[Array]:
+    """Return parts [64, p] of points [k, p], the last of which are repeated."""
+    count = -(-len(points) // _CHUNK)
+    padded = points[np.minimum(np.arange(count * _CHUNK), len(points) - 1)]
+    return np.split(padded, count)
+
+
 def _even_points(count: int, dimensions: int) -> Array:
     """Return a Latin hypercube [count, dimensions]: each coordinate takes `count` even values."""
     draw = np.random.default_rng(0)
@@ -154,7 +209,7 @@ class _ThinnedProblem:
 
     def __init__(self, problem: FitProblem, physics: Array, moving: NDArray[np.bool_]) -> None:
         """Average some of the sampled rows; the solver varies the physics [p] that are `moving`."""
-        self._program, self._physics, self._moving = problem.program, physics.copy(), moving
+        self._program, self._physics, self.moving = problem.program, physics.copy(), moving
         sample = problem.data.sample
         n_phi, n_rows, n = sample.values.shape
         edges = np.unique(np.geomspace(1, n, int(_LAGS_PER_DECADE * np.log10(n)) + 2).astype(int))
@@ -192,18 +247,38 @@ class _ThinnedProblem:
         shape = len(weight), *slopes.shape[1:]
         slopes = np.broadcast_to(slopes, shape) * weight[:, None] * scales[:, :1]
         slopes -= (slopes @ basis.transpose(0, 2, 1)) @ inverse @ basis
-        jacobian = np.moveaxis(slopes, 1, 2).reshape(-1, slopes.shape[1])[:, self._moving]
+        jacobian = np.moveaxis(slopes, 1, 2).reshape(-1, slopes.shape[1])[:, self.moving]
         flat = r.ravel()
         return NormalPoint(jacobian.T @ jacobian, jacobian.T @ flat, float(flat @ flat))
 
-    def cost(self, x: Array) -> float:
-        """Return chi2, or infinity where the model is not finite."""
-        with np.errstate(all="ignore"):
-            f = self._tables(x).correlation(self.columns, self.rows)
-        return float((self._project(f)[0] ** 2).sum()) if np.isfinite(f).all() else np.inf
+    def costs(self, points: Array) -> Array:
+        """Return chi2 at points [k, m], or infinity where the model is not finite.
+
+        Contrasts are at least 0.
+        """
+        frames, index = np.unique([self.columns, self.rows], return_inverse=True)
+        w, y = self.weights**2, self.values
+        total = np.maximum(w.sum(-1), 1e-300)
+        y = y - ((w * y).sum(-1) / total)[:, None]
+        costs = []
+        for part in _chunks(self.full(points)):
+            with np.errstate(all="ignore"):
+                f = self._program.phases(part, frames).correlation(*index.reshape(2, -1))
+                f = f - ((w * f).sum(-1) / total)[..., None]
+                norm = np.maximum((w * f * f).sum(-1), 1e-300)
+                gain = np.maximum((w * f * y).sum(-1), 0.0) ** 2 / norm
+            cost = ((w * y * y).sum(-1) - gain).sum(-1)
+            costs.append(np.where(np.isfinite(cost), cost, np.inf))
+        return np.concatenate(costs)[: len(points)]
+
+    def full(self, points: Array) -> Array:
+        """Return the physics [k, p] of points [k, m]."""
+        physics = np.tile(self._physics, (len(points), 1))
+        physics[:, self.moving] = points
+        return physics
 
     def _tables(self, x: Array) -> HostTables:
-        self._physics[self._moving] = x
+        self._physics[self.moving] = x
         return self._program.host_tables(self._physics)
 
     def _project(self, f: Array) -> tuple[Array, Array, Array, Array]:

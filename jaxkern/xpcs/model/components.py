@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxkern.xpcs.model.models import Geometry, Model, Parameter, trapezoid
 
@@ -202,6 +203,9 @@ class TwoComponent(Components):
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__(geometry, (self._reference, self._sample), _TWO_COMPONENTS)
+        diffusion = 0.5 * geometry.q**2
+        self.power_laws = (0, diffusion), (3, diffusion), (6, geometry.q)
+        self.offsets = 2, 5, 8, 10, 11, 12
 
     def rates(self, params: Any) -> dict[str, jax.Array]:
         """Compute D of both components, the velocity, and the fraction of the sample, [n_t]."""
@@ -212,6 +216,18 @@ class TwoComponent(Components):
             "velocity (Angstrom/s)": self._power_law(p[6:9]),
             "fraction of the sample": self._fractions(p[9:13])[1],
         }
+
+    def alternatives(self, physics: Any) -> list[np.ndarray]:
+        """Return parameters [p] with offsets of 0 and a constant fraction, and these exchanged.
+
+        Exchanging the components changes only the sign of the phase, on which g2 does not depend.
+        """
+        simple = super().alternatives(physics)[0]
+        share = float(self._fractions(jnp.asarray(physics[9:13]))[1].mean())
+        simple[9:13] = share, 0.0, 0.0, 0.0
+        exchanged = simple[[3, 4, 5, 0, 1, 2, *range(6, 14)]]
+        exchanged[9] = 1.0 - share
+        return [simple, exchanged]
 
     def _reference(self, p: jax.Array) -> tuple[Any, Any, Any]:
         reference, sample = self._fractions(p[9:13])

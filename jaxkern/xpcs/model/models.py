@@ -173,8 +173,13 @@ class Model:
       columns_X: indices of the parameters on which X depends; none for ``shear_power=0``.
       unused_frames: frames that have no weight in residuals and fits; none for most models.
       isotropic: True if fits have one contrast and one offset for all angles.
+      power_laws: (index of the scale, phase of a rate of 1 in 1 s) of rates scale t^exponent +
+        offset, whose parameters follow each other.
+      offsets: indices of parameters that are 0 in the simplest case.
     """
 
+    power_laws: tuple[tuple[int, float], ...] = ()
+    offsets: tuple[int, ...] = ()
     unused_frames: tuple[int, ...] = ()
     isotropic: bool = False
 
@@ -223,6 +228,21 @@ class Model:
         These are "D (Angstrom^2/s)" and "shear rate (1/s)"; a `CustomModel` has none.
         """
         return {}
+
+    def alternatives(self, physics: Any) -> list[np.ndarray]:
+        """Return other parameters [p] with similar rates, from which a fit may end elsewhere.
+
+        Here offsets of power laws are 0. A fit often ends with an offset in the place of a scale.
+        """
+        simple, t = np.array(physics, np.float64), self.geometry.times
+        for k, _ in self.power_laws:
+            rate = simple[k] * t ** simple[k + 1] + simple[k + 2]
+            rate = rate * np.sign(rate.sum())
+            above = rate > 0.01 * rate.max()
+            if above.sum() > 2:
+                exponent, level = np.polyfit(np.log(t[above]), np.log(rate[above]), 1)
+                simple[k : k + 3] = np.exp(level), exponent, 0.0
+        return [simple]
 
     def tables(self, params: Any) -> Tables:
         """Compute the phases and their derivatives at params [p]."""
@@ -332,6 +352,7 @@ class Static(Model):
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__(geometry, _DIFFUSION, 0, (0, 1, 2), ())
+        self.power_laws, self.offsets = ((0, 0.5 * geometry.q**2),), (2,)
 
     def phases(self, params: Any) -> tuple[jax.Array, jax.Array]:
         """Compute A [n_t] and X = 0 [1, n_t] from params [3]."""
@@ -390,6 +411,8 @@ class LaminarFlow(Model):
         super().__init__(geometry, _DIFFUSION + _SHEAR, shear_power, (0, 1, 2), (3, 4, 5, 6))
         if geometry.gap is None:
             raise ValueError("geometry: expected a gap in Angstrom for LaminarFlow, got None")
+        diffusion, shear = 0.5 * geometry.q**2, geometry.q * geometry.gap / (2 * math.pi)
+        self.power_laws, self.offsets = ((0, diffusion), (3, shear)), (2, 5)
 
     def phases(self, params: Any) -> tuple[jax.Array, jax.Array]:
         """Compute A [n_t] and X [n_phi, n_t] from params [7]."""

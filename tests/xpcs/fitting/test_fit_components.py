@@ -8,6 +8,7 @@ from support.xpcs.component_oracle import TRUTH
 
 from jaxkern import xpcs
 from jaxkern.xpcs.analysis import run
+from jaxkern.xpcs.fitting.passes import PassProgram
 
 pytestmark = pytest.mark.usefixtures("x64")
 # f0 and f2 have the same effect, since only f0 exp(-f1 f2) matters.
@@ -36,6 +37,35 @@ def test_fit_reaches_the_truth(measurement):
     pulls = (fitted.popt[2:] - TRUTH)[free] / errors[2:][free]
     assert np.abs(pulls).max() < 5
     assert fitted.errors.startswith("jackknife over 10 blocks")
+
+
+def test_the_search_reaches_the_minimum_of_the_truth():
+    model = xpcs.TwoComponent(xpcs.Geometry(0.0054, None, 0.1, 0.1 * np.arange(120), [0.0, 70.0]))
+    truth = np.array([5e3, -0.3, 100, 2e3, 0.2, 50, 200, 0.3, 0, 0.6, 0, 0, 0, 5.0])
+    data = xpcs.simulate(model, truth, 0.3, 1.0, noise=1e-3, seed=5)
+    options = {"hold": ("v_offset", "f1", "f2", "f3"), "progress": False}
+    near = xpcs.fit(model, data, 1e-3, truth, search="local", **options)
+    assert xpcs.fit(model, data, 1e-3, **options).cost < near.cost * (1 + 1e-5)
+    same, exchanged = model.alternatives([*truth[:6], 180, 0.3, 20, 0.3, 0, 0, 0.3, 5.0])
+    assert same[8] == 0
+    assert same[9] == pytest.approx(0.6, abs=1e-3)
+    assert same[6] * 6 ** same[7] == pytest.approx(180 * 6**0.3 + 20, rel=0.01)
+    curves = [np.asarray(xpcs.g2(model, p)) for p in (same, exchanged)]
+    np.testing.assert_allclose(*curves, atol=1e-6)
+
+
+def test_the_derivatives_of_the_search(measurement):
+    model, _ = measurement
+    program, i, j = PassProgram(model, "linear", True), np.arange(1, 60), np.arange(40, 99)
+    slopes = program.host_tables(TRUTH).correlation_slopes(i, j)[1]
+    for k, value in enumerate(TRUTH):
+        step = 1e-5 * max(abs(value), 0.1) * np.eye(14)[k]
+        high, low = (
+            program.phases((TRUTH + sign * step)[None], np.arange(120)).correlation(i, j)[0]
+            for sign in (1, -1)
+        )
+        change = (high - low) / (2 * step[k])
+        np.testing.assert_allclose(slopes[:, k], change, rtol=1e-5, atol=1e-6 * abs(change).max())
 
 
 def test_frame_0_has_no_weight(measurement):
