@@ -345,6 +345,7 @@ class Compose:
           params: as from `sample`; a Python or NumPy scalar applies to all images. None if no
             transform has parameters, as after `eval()`.
           labels: one-hot float [N, classes], or None.
+
         Returns:
           The images [N, h, w, C] (NCHW: [N, C, h, w]). With labels a pair (images, soft labels);
           labels are unchanged if the chain does not mix. For a dict a dict: boxes and keypoints
