@@ -5,6 +5,9 @@ Times under emulation mean nothing, so this counts instructions with a plugin of
 ``native/main_loops.cc`` is the difference of two runs. A vector of AVX2 has twice the lanes of one
 of NEON, so a ratio per lane is half the ratio of the counts if at least a tenth of x86-64's
 instructions use such vectors. The exit status is 1 if a ratio exceeds 1.5.
+
+With ``--check TABLE`` it counts AVX2's instructions only, and the exit status is 1 if a loop of a
+written table takes over 10% more than there.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ NATIVE = Path(__file__).parent / "native"
 BUILD = NATIVE.parents[1] / "build" / "instructions"
 LIMIT = 1.5
 WIDE = 0.1
+GROWTH = 1.1
 CROSS = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]
 COMPILER = "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++"
 EMULATORS = {
@@ -60,6 +64,21 @@ def version(tool: str) -> str:
     return f"{tool} {re.findall(r'[0-9]+[.][0-9.]+', text)[0]}"
 
 
+def check(table: Path, counts: dict[str, float]) -> None:
+    """Exit with a list of the loops whose counts exceed those of a table by more than 10%."""
+    rows = [line.split("|")[1:3] for line in table.read_text().splitlines() if "|" in line]
+    before = {name.strip(): value.strip() for name, value in rows}
+    grown = []
+    for case, value in counts.items():
+        if case not in before:
+            grown.append(f"{case} is not in {table.name}: write a new table")
+        elif value > GROWTH * float(before[case]) + 0.01:
+            grown.append(f"{case}: {value:.2f} instructions a value, {before[case]} in the table")
+    print(f"{len(counts)} loops compared with {table.name}")
+    if grown:
+        raise SystemExit("\n".join(grown))
+
+
 def main() -> None:
     bench = harness.Benchmark(
         __doc__,
@@ -71,15 +90,23 @@ def main() -> None:
                 "metavar": ("X86", "ARM"),
                 "help": "main_loops for both architectures, instead of building them",
             },
+            "--check": {"type": Path, "metavar": "TABLE", "help": "compare with a written table"},
         },
     )
-    programs = bench.options.programs or [build(level) for level in EMULATORS]
+    levels = ["v3"] if bench.options.check else list(EMULATORS)
+    programs = bench.options.programs or [build(level) for level in levels]
     BUILD.mkdir(parents=True, exist_ok=True)
     plugin = BUILD / "count_instructions.so"
     source = NATIVE / "count_instructions.c"
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", source, "-o", plugin], check=True)
     listed = subprocess.run([programs[0]], check=True, capture_output=True, text=True).stdout
     cases = [line.split("\t") for line in listed.splitlines() if bench.options.filter in line]
+    if bench.options.check:
+        counts = {
+            case: float(count(plugin, programs[0], "v3", case)[0]) / int(values)
+            for case, values in cases
+        }
+        return check(bench.options.check, counts)
     rows, worst = [], 0.0
     for case, values in harness.progress(cases, "loops"):
         (v3, wide), (neon, _) = (

@@ -42,12 +42,17 @@ struct Case {
 // Memory with random bytes, or floats in [0, 1).
 std::shared_ptr<char> random_memory(size_t bytes, bool floats = false) {
   std::shared_ptr<char> memory(block(bytes).release(), std::free);
-  std::mt19937 engine(3);
+  // A linear congruential generator, because every run makes the memory of all cases.
+  uint64_t state = 3;
+  const auto random_byte = [&] {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint8_t>(state >> 56);
+  };
   if (floats) {
     float* const value = reinterpret_cast<float*>(memory.get());
-    for (size_t i = 0; i < bytes / 4; ++i) value[i] = static_cast<float>(engine() & 255) / 256;
+    for (size_t i = 0; i < bytes / 4; ++i) value[i] = static_cast<float>(random_byte()) / 256;
   } else {
-    for (size_t i = 0; i < bytes; ++i) memory.get()[i] = static_cast<char>(engine());
+    for (size_t i = 0; i < bytes; ++i) memory.get()[i] = static_cast<char>(random_byte());
   }
   return memory;
 }
