@@ -9,17 +9,37 @@ recipe that makes a kernel of your own behave the same.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
-from jaxkern.core import forking as _forking  # noqa: F401 (registers functions that fork calls)
-from jaxkern.core import registry as _registry
-from jaxkern.core.backend import backend as backend
-from jaxkern.core.op import Cost as Cost
-from jaxkern.core.op import Op as Op
-from jaxkern.core.paths import get_include as get_include
-from jaxkern.core.registry import export_targets as export_targets
-from jaxkern.core.registry import load as load_library
 from jaxkern.core.version import __version__ as __version__
+
+
+def _is_command() -> bool:
+    """Return True in a process of the command line, which loads the core when it is needed.
+
+    The core imports JAX, which takes most of the time of ``jaxkern --help``.
+    """
+    words = iter(sys.orig_argv[1:])
+    for word in words:
+        if word == "-m":
+            return next(words, "") == "jaxkern"
+        if not word.startswith("-"):
+            return os.path.basename(word) == "jaxkern"
+    return False
+
+
+if TYPE_CHECKING or not _is_command():
+    from jaxkern.core import registry as _registry
+    from jaxkern.core.backend import backend as backend
+    from jaxkern.core.op import Cost as Cost
+    from jaxkern.core.op import Op as Op
+    from jaxkern.core.paths import get_include as get_include
+    from jaxkern.core.registry import export_targets as export_targets
+    from jaxkern.core.registry import load as load_library
+
+    _registry.load_own()
 
 if TYPE_CHECKING:
     from jaxkern import benchmarking as benchmarking
@@ -98,6 +118,12 @@ _DOMAINS = (
     "xpcs",
 )
 _HOMES = {
+    "Cost": "core.op",
+    "Op": "core.op",
+    "backend": "core.backend",
+    "export_targets": "core.registry",
+    "get_include": "core.paths",
+    "load_library": "core.registry",
     "DevicePlacement": "pipeline",
     "ElementOperator": "pipeline",
     "ElementOperatorConfig": "pipeline",
@@ -119,12 +145,10 @@ def __getattr__(name: str) -> Any:
     if name in _DOMAINS:
         return importlib.import_module(f"jaxkern.{name}")
     if name in _HOMES:
-        return getattr(importlib.import_module(f"jaxkern.{_HOMES[name]}"), name)
+        home = importlib.import_module(f"jaxkern.{_HOMES[name]}")
+        return getattr(home, "load" if name == "load_library" else name)
     raise AttributeError(f"module 'jaxkern' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_DOMAINS, *_HOMES})
-
-
-_registry.load_own()

@@ -7,7 +7,9 @@
 namespace jaxkern::ring::JAXKERN_LEVEL {
 namespace {
 
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
 constexpr int kLanes = 8;
 #else
 constexpr int kLanes = 4;
@@ -22,9 +24,10 @@ inline uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Hashes x to [0, limit), limit below 2^32.
+// Hashes x to [0, limit), limit below 2^32. Vectors have a fast product of the low halves of words.
 inline uint64_t reduce(uint64_t x, uint64_t key, uint64_t limit) {
-  return ((mix(mix(x ^ key) + key) >> 32) * limit) >> 32;
+  const uint64_t high = mix(mix(x ^ key) + key) >> 32;
+  return ((high & 0xFFFFFFFF) * (limit & 0xFFFFFFFF)) >> 32;
 }
 
 // Returns x modulo limit for x below 2 limit, without a branch: a negative difference is large.

@@ -36,8 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
 def run_doctor(as_json: bool) -> int:
     """Print the diagnosis; return 1 if an op runs in pure JAX on the default platform."""
     from jaxkern.benchmarking.saved import json_text
+    from jaxkern.core.registry import load_own
     from jaxkern.device.status import doctor
 
+    load_own()
     diagnosis = doctor()
     print(json_text(diagnosis.as_dict()) if as_json else diagnosis)
     return 0 if diagnosis.ok else 1

@@ -79,16 +79,9 @@ def _flow() -> tuple[Any, Any, Any, Any]:
     return model, jnp.asarray(model.defaults, jnp.float64), jnp.full(4, 0.3), jnp.ones(4)
 
 
-CASES: dict[str, Callable[[], Case]] = {
-    "image-crops": image_crops,
-    "image-normalize": image_normalize,
-    "xpcs-g2": xpcs_g2,
-    "xpcs-normal-equations": xpcs_normal_equations,
-}
-
-
 @contextmanager
 def prepare_case(name: str) -> Iterator[Case]:
-    """Create a case; XPCS cases run with x64 enabled."""
+    """Create the case of the function with this name; XPCS cases run with x64 enabled."""
+    make: Callable[[], Case] = globals()[name.replace("-", "_")]
     with jax.enable_x64(name.startswith("xpcs")):
-        yield CASES[name]()
+        yield make()

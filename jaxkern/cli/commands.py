@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import click
-import jax
 
 from jaxkern.cli import run_doctor
-from jaxkern.cli.bench_cases import CASES, prepare_case
 from jaxkern.cli.output import PATH, Command, check_plot, flag, json_option, option, print_json
 from jaxkern.cli.pack import pack
 from jaxkern.cli.profile import profile
 from jaxkern.cli.xpcs import xpcs
-from jaxkern.core.backend import backend
-from jaxkern.core.client import start_backend
+from jaxkern.core.version import __version__
+
+CASES = ("image-crops", "image-normalize", "xpcs-g2", "xpcs-normal-equations")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__)
 def cli() -> None:
     """Native kernels for JAX."""
 
@@ -56,8 +56,13 @@ def bench(
 ) -> int:
     """Compare the native kernels with pure JAX here, after a check of their values."""
     check_plot(plot)
+    import jax
+
     from jaxkern.benchmarking import compare, compare_to_baseline
     from jaxkern.benchmarking.saved import DIRECTORY, save
+    from jaxkern.cli.bench_cases import prepare_case
+    from jaxkern.core.backend import backend
+    from jaxkern.core.client import start_backend
 
     start_backend()
     results: list[dict[str, Any]] = []
@@ -114,6 +119,8 @@ def bench(
 def roofline(case: tuple[str, ...], plot: Path | None, as_json: bool) -> int:
     """Compare the package's ops with the measured ceilings of this machine."""
     check_plot(plot)
+    from jaxkern.cli.bench_cases import prepare_case
+    from jaxkern.core.client import start_backend
     from jaxkern.performance import roofline_analysis
 
     start_backend()

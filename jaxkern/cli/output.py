@@ -56,7 +56,9 @@ class Command(click.Command):
 
     def invoke(self, context: click.Context) -> Any:
         from jaxkern.core.failures import notes_of
+        from jaxkern.core.registry import load_own
 
+        load_own()
         if context.params.get("as_json") and "quiet" in context.params:
             context.params["quiet"] = True
         try:

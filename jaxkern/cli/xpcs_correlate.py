@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from jaxkern.cli.output import INTERRUPTED, PATH, choice, combine, option
 from jaxkern.cli.xpcs_command import (
@@ -147,6 +146,8 @@ def _report_one(options: SimpleNamespace, frames: Path, made: CorrelatedFile) ->
         "frames_per_second": n / seconds,
         "bytes_per_second": size / seconds,
     }
+    import numpy as np
+
     rate = f"{n / seconds:,.0f} frames/s, {format_quantity(size / seconds, 'B/s')}"
     lines = [f"{result}: {made.seconds:.3g} s ({rate})"]
     if pairs is not None:

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from jaxkern.cli.output import PATH, combine, flag, option
 from jaxkern.cli.xpcs_command import (
@@ -280,6 +279,8 @@ class _Screen:
 
 def rows(result: MultiTauResult) -> list[tuple[str, ...]]:
     """Return the displayed columns of some bins: number, q, phi, first g2 and a curve."""
+    import numpy as np
+
     count = len(result.bins)
     indices = np.unique(np.linspace(0, count - 1, min(count, _MAX_ROWS)).round()).astype(int)
     return [
@@ -296,6 +297,8 @@ def rows(result: MultiTauResult) -> list[tuple[str, ...]]:
 
 def curve(values: Any) -> str:
     """Draw numbers as blocks from the smallest to the largest, with blanks for NaN."""
+    import numpy as np
+
     numbers = np.asarray(values, np.float64)
     known = np.isfinite(numbers)
     if not known.any():

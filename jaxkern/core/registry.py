@@ -24,6 +24,7 @@ from types import ModuleType
 import jax
 
 from jaxkern.core import compat
+from jaxkern.core import forking as _forking  # noqa: F401 (registers functions that fork calls)
 from jaxkern.core.threads import worker_cap
 
 PLATFORMS = ("cpu", "cuda")
@@ -283,6 +284,7 @@ def cuda_driver_version() -> int | None:
     return int(version.value) if driver.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
 
 
+@functools.cache
 def load_own() -> None:
     """Load jaxkern's kernels: CPU always, CUDA only if JAX could use it. Starts no backend."""
     load("jaxkern._cpu", "cpu")

@@ -244,7 +244,7 @@ class PipelineIterator(Iterator[Data]):
         self._made += 1
         if item.error is None:
             try:
-                item = item._replace(value=self._deliver(item.value))
+                item = Item(self._deliver(item.value), None, item.before, item.after)
             except Exception as failure:
                 if is_interrupt(failure):
                     raise
@@ -362,7 +362,7 @@ def _uncommitted(leaf: Any) -> Any:
     """
     if isinstance(leaf, np.ndarray):
         return jax.device_put(leaf)
-    if isinstance(leaf, jax.Array) and leaf.committed and len(leaf.devices()) == 1:
+    if isinstance(leaf, compat.ArrayImpl) and leaf.committed and len(leaf.devices()) == 1:
         return compat.uncommitted(leaf)
     return leaf
 

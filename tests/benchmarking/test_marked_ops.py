@@ -11,7 +11,8 @@ import pytest
 
 import jaxkern as jk
 from jaxkern.benchmarking.compare import assert_same
-from jaxkern.cli.bench_cases import CASES, prepare_case
+from jaxkern.cli.bench_cases import prepare_case
+from jaxkern.cli.commands import CASES
 
 pytestmark = pytest.mark.benchmark
 

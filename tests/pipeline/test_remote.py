@@ -97,8 +97,9 @@ def test_a_failing_server_loses_and_doubles_nothing(tmp_path, images, monkeypatc
     monkeypatch.setattr(remote, "_TIMEOUT", 0.3)
     pack(images, tmp_path / "x.jkp", shards=2, progress=False)
     expected = epoch_of(shuffled(tmp_path / "x-*.jkp"))
-    with serving(tmp_path, lambda n, path: fault if n % 3 == 1 and n < 40 else "") as server:
-        assert_same(epoch_of(shuffled(pattern(server, 2), num_workers=4)), expected)
+    with serving(tmp_path, lambda n, path: fault if n % 3 == 0 and n < 40 else "") as server:
+        name = f"{server.url}/x-*-of-00002.jkp"
+        assert_same(epoch_of(shuffled(name, num_workers=4)), expected)
         copies = cached(pattern(server, 2), tmp_path / "cache")
         assert [c.read_bytes() for c in copies] == [
             c.read_bytes() for c in sorted(tmp_path.glob("*.jkp"))
@@ -128,6 +129,14 @@ def test_a_lasting_failure_names_file_range_attempts_and_cause(tmp_path, monkeyp
 
 
 def test_errors_that_last_are_raised_at_once(tmp_path):
+    for name in "xyz":
+        (tmp_path / name).write_bytes(b"data")
+    with (
+        serving(tmp_path, lambda n, path: "403" if path == "/y" else "slow") as server,
+        raises(OSError, f"{server.url}/y, bytes 0 to 4, cannot be read", "403"),
+    ):
+        cached(f"{server.url}/{{x,y,z}}", tmp_path / "cache")
+    assert not list(tmp_path.glob("cache/*/*"))
     with serving(tmp_path, lambda *_: "403") as server:
         with raises(FileNotFoundError, f"{server.url}/x.jkp: no such file"):
             PackedSource(f"{server.url}/x.jkp")

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
+import fnmatch
 import functools
 import hashlib
 import io
@@ -17,7 +18,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,8 +47,18 @@ _TIMEOUT = 120.0  # seconds for an attempt
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between attempts: doubled each time, with jitter
 _VERSIONS = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "updated", "mtime")
 
+_IDENTITY = {"headers": {"Accept-Encoding": "identity"}}  # sizes are those of the file
+#: protocol -> its package, and options for fsspec
+_PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "http": ("aiohttp", _IDENTITY),
+    "https": ("aiohttp", _IDENTITY),
+    "s3": ("s3fs", {"config_kwargs": {"max_pool_connections": _REQUESTS}}),
+    "gs": ("gcsfs", {}),
+}
+
 _Result = TypeVar("_Result")
 _slots = asyncio.Semaphore(_REQUESTS)
+_calls = threading.local()  # requests of the threads of `in_threads`
 
 
 class RemoteError(OSError):
@@ -70,7 +81,7 @@ File = Path | Url
 
 
 def expand_files(paths: Paths, suffixes: Sequence[str], what: str) -> list[File]:
-    """Expand paths as `expand_paths` does, and URLs: patterns with ``*``, and folders.
+    """Expand paths as `expand_paths` does, and URLs: patterns of the last part, and folders.
 
     A URL without one of the suffixes is a folder. HTTP servers must list it as links. "?" is a
     pattern in the URLs of object stores, and begins a query in those of HTTP servers.
@@ -94,38 +105,69 @@ def _expand_url(url: str, suffixes: Sequence[str], what: str) -> Iterator[Url]:
             yield Url(name)
             continue
         system, path = _system(name)
-        try:
-            found = sorted(system.glob(f"{path.rstrip('/')}/*" if is_folder else path))
-        except Exception as error:
-            raise RemoteError(f"{name}: listing failed: {describe_exception(error)}") from error
-        files = [Url(system.unstrip_protocol(each)) for each in found]
-        files = [file for file in files if not is_folder or suffix_of(file) in suffixes]
-        if not files:
+        path = f"{path.rstrip('/')}/*" if is_folder else path
+        folder, _, pattern = path.rpartition("/")
+        # Unlike fsspec's glob, it raises errors of the server.
+        system.invalidate_cache()
+        list_folder = functools.partial(system._ls, f"{folder}/", detail=True)
+        found = _run(_retry, f"the list of files {name}", list_folder)
+        names = [each["name"] for each in found if each["type"] == "file"]
+        files = [Url(system.unstrip_protocol(each)) for each in sorted(names)]
+        files = [file for file in files if fnmatch.fnmatchcase(file.name, pattern)]
+        chosen = [file for file in files if not is_folder or suffix_of(file) in suffixes]
+        if not chosen:
             raise FileNotFoundError(f"{name}: no such file ({what})")
-        yield from files
+        yield from chosen
 
 
 def _system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it."""
-    core = import_extra("fsspec.core", "remote")
-    options: dict[str, Any] = {}
-    if url.startswith("http"):
-        import_extra("aiohttp", "remote")
-        options["headers"] = {"Accept-Encoding": "identity"}  # sizes are those of the file
-    elif url.startswith("s3:"):
-        import_extra("s3fs", "remote")
-        options["config_kwargs"] = {"max_pool_connections": _REQUESTS}
-    system, path = core.url_to_fs(url, **options)
-    if not system.async_impl:
-        raise ValueError(f"{url}: expected http://, https://, s3:// or gs://")
-    return system, path
+    protocol = url.partition(":")[0]
+    if protocol not in _PROTOCOLS:
+        raise ValueError(f"{url}: expected {'://, '.join(_PROTOCOLS)}://")
+    package, options = _PROTOCOLS[protocol]
+    import_extra(package, "remote")
+    system: tuple[Any, str] = import_extra("fsspec.core", "remote").url_to_fs(url, **options)
+    return system
 
 
-def _run(function: Callable[..., Awaitable[_Result]], *args: Any) -> _Result:
+def _run(function: Callable[..., Coroutine[Any, Any, _Result]], *args: Any) -> _Result:
     """Run a coroutine in fsspec's thread and return its result."""
-    asyn = import_extra("fsspec.asyn", "remote")
-    result: _Result = asyn.sync(asyn.get_loop(), function, *args)
-    return result
+    loop = import_extra("fsspec.asyn", "remote").get_loop()
+    future: Any = asyncio.run_coroutine_threadsafe(function(*args), loop)
+    running: set[Any] = getattr(_calls, "running", set())
+    running.add(future)
+    try:
+        result: _Result = future.result()
+        return result
+    finally:
+        future.cancel()  # after Ctrl-C
+        running.discard(future)
+
+
+def in_threads(function: Callable[..., _Result], *items: Iterable[Any]) -> list[_Result]:
+    """Map a function in threads; the first error, or Ctrl-C, ends the requests of all."""
+    running: set[Any] = set()
+    stopped = False
+
+    def call(*arguments: Any) -> _Result:
+        if stopped:
+            raise concurrent.futures.CancelledError
+        _calls.running = running
+        return function(*arguments)
+
+    with concurrent.futures.ThreadPoolExecutor(_FILES, "jaxkern-remote") as threads:
+        try:
+            results = [threads.submit(call, *arguments) for arguments in zip(*items, strict=True)]
+            concurrent.futures.wait(results, return_when="FIRST_EXCEPTION")
+            failed = [result for result in results if result.done() and result.exception()]
+            return [result.result() for result in failed[:1] or results]
+        except BaseException:
+            stopped = True
+            threads.shutdown(wait=False, cancel_futures=True)
+            for future in [*running]:
+                future.cancel()
+            raise
 
 
 async def _gather(coroutines: Iterable[Any]) -> None:
@@ -148,16 +190,14 @@ async def _retry(
             async with _slots:
                 return await asyncio.wait_for(attempt(), _TIMEOUT)
         except Exception as error:
-            reason = describe_exception(error)
-            if isinstance(error, TimeoutError):
-                reason = f"no answer within {_TIMEOUT:g} s"
-            if _is_permanent(error):
-                if isinstance(error, FileNotFoundError):
-                    raise FileNotFoundError(f"{what}: no such file") from error
-                raise RemoteError(f"{what} cannot be read: {reason}") from error
-            if number == attempts:
-                text = f"{what} cannot be read: {number} attempts failed, the last with {reason}"
-                raise RemoteError(text) from error
+            last = _is_permanent(error)
+            if last and isinstance(error, FileNotFoundError):
+                raise FileNotFoundError(f"{what}: no such file") from error
+            if last or number == attempts:
+                late = isinstance(error, TimeoutError)
+                reason = f"no answer within {_TIMEOUT:g} s" if late else describe_exception(error)
+                count = f"{number} attempts failed, the last with " if number > 1 else ""
+                raise RemoteError(f"{what} cannot be read: {count}{reason}") from error
         wait = min(_FIRST_WAIT * 2 ** (number - 1), _LONGEST_WAIT)
         await asyncio.sleep(random.uniform(0.5, 1) * wait)
     raise AssertionError
@@ -209,12 +249,9 @@ class RemoteFile:
     async def _change(self, attempts: int | None = None) -> str:
         status = functools.partial(_status, self._system, self._path)
         _, version = await _retry(self.url, status, attempts)
-        if version == self.version:
-            return ""
-        return (
-            f"{self.url} was replaced while it was read: its version was {self.version} and is "
-            f"{version}; open it again"
-        )
+        change = f"its version was {self.version} and is {version}; open it again"
+        text = f"{self.url} was replaced while it was read: {change}"
+        return "" if version == self.version else text
 
     def _pieces(self, begin: int, end: int, out: np.ndarray) -> list[Awaitable[None]]:
         """Return coroutines that read bytes into `out`, which begins at byte `begin`."""
@@ -268,9 +305,6 @@ class RemoteReader(io.RawIOBase):
 
     seekable = readable
 
-    def tell(self) -> int:
-        return self._at
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}
         self._at = start[whence] + offset
@@ -281,6 +315,23 @@ class RemoteReader(io.RawIOBase):
         buffer[: len(data)] = data.data
         self._at += len(data)
         return len(data)
+
+
+@contextlib.contextmanager
+def binary_file(file: File) -> Iterator[Any]:
+    """Yield a path, or a file object of a URL, whose version is compared at the end."""
+    if not isinstance(file, Url):
+        yield file
+        return
+    remote = RemoteFile.open(file)
+    try:
+        yield RemoteReader(remote)
+    except RemoteError:
+        raise
+    except Exception:
+        remote.check_unchanged()
+        raise
+    remote.check_unchanged()
 
 
 #: (file, offset, length) -> bytes
@@ -374,20 +425,17 @@ def cached(
     root = home_path(folder).absolute()
     files = expand_files(paths, (), "files")
     urls = [*dict.fromkeys(file for file in files if isinstance(file, Url))]
-    threads = concurrent.futures.ThreadPoolExecutor(_FILES, "jaxkern-download")
-    with lock_output(root / "cache", math.inf), threads:
-        copies = {_copy_of(file, root): file for file in threads.map(RemoteFile.open, urls)}
+    with lock_output(root / "cache", math.inf):
+        copies = {_copy_of(file, root): file for file in in_threads(RemoteFile.open, urls)}
         missing = {p: f for p, f in copies.items() if not p.exists() or p.stat().st_size != f.size}
         size = sum(file.size for file in missing.values())
         _make_room(root, {*copies}, size, max_bytes)
         _in_use.update(copies)
         with ProgressBar(progress and bool(missing), "download", "bytes") as bar:
-            done, stopped = 0, False
+            done = 0
 
             async def piece(file: RemoteFile, begin: int, out: int) -> None:
                 nonlocal done
-                if stopped:
-                    raise RemoteError(f"{file.url}: the download was stopped")
                 data = await file.read(begin, min(begin + _REQUEST_BYTES, file.size))
                 if await asyncio.to_thread(os.pwrite, out, data, begin) < len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.url))
@@ -401,11 +449,7 @@ def cached(
                     _run(_gather, [piece(file, begin, out.fileno()) for begin in steps])
                     file.check_unchanged()
 
-            try:
-                list(threads.map(download, missing))
-            except BaseException:
-                stopped = True
-                raise
+            in_threads(download, missing)
         for path in copies:  # the access time; an index of headers compares the other one
             os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
     path_of = {file.url: path for path, file in copies.items()}
@@ -431,7 +475,4 @@ def _make_room(root: Path, wanted: set[Path], size: int, max_bytes: int | None) 
                 path.parent.rmdir()
             total -= status[path].st_size
     if total > max_bytes:
-        raise ValueError(
-            f"max_bytes is {max_bytes}, but the files that this process uses in {root} have "
-            f"{total} bytes"
-        )
+        raise ValueError(f"max_bytes is {max_bytes}; this process uses {total} bytes in {root}")

@@ -25,9 +25,8 @@ from jaxkern.pipeline.sources.images.headers import ByteRanges
 from jaxkern.pipeline.sources.remote import (
     File,
     RemoteError,
-    RemoteFile,
-    RemoteReader,
     Url,
+    binary_file,
     expand_files,
 )
 from jaxkern.pipeline.sources.source import BatchSource, RecordSource, check_numeric, join_arrays
@@ -258,11 +257,9 @@ def _parquet_tables(
     with ProgressBar(True, "Parquet", "files") as bar:
         for number, path in enumerate(files):
             groups = []
-            remote = RemoteFile.open(path) if isinstance(path, Url) else None
-            opened = path if remote is None else RemoteReader(remote)
-            options = {"page_checksum_verification": verify, "pre_buffer": remote is not None}
+            options = {"page_checksum_verification": verify, "pre_buffer": isinstance(path, Url)}
             try:
-                with parquet.ParquetFile(opened, **options) as file:
+                with binary_file(path) as opened, parquet.ParquetFile(opened, **options) as file:
                     _check_names(str(path), file.schema_arrow.names, names)
                     for group in range(file.num_row_groups):
                         if largest > available_bytes():
@@ -277,13 +274,9 @@ def _parquet_tables(
                         groups.append(part)
                         largest = max(largest, part.nbytes)
                     table = arrow.concat_tables(groups or [file.schema_arrow.empty_table()])
-                if remote is not None:
-                    remote.check_unchanged()
-            except RemoteError:
+            except (RemoteError, FileNotFoundError):
                 raise
             except (arrow.ArrowException, OSError, UnicodeError) as error:
-                if remote is not None:
-                    remote.check_unchanged()
                 raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
             parts.append(_Part(str(path), table))
             bar.update(number + 1, len(files))

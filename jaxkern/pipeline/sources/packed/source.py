@@ -27,7 +27,14 @@ from jaxkern.pipeline.sources.packed.layout import (
     open_packed,
     packed_paths,
 )
-from jaxkern.pipeline.sources.remote import File, RemoteFile, RemoteRanges, ranges_read
+from jaxkern.pipeline.sources.remote import (
+    File,
+    RemoteFile,
+    RemoteRanges,
+    Url,
+    in_threads,
+    ranges_read,
+)
 from jaxkern.pipeline.sources.source import (
     EncodedImages,
     check_choice,
@@ -37,7 +44,6 @@ from jaxkern.pipeline.sources.source import (
 )
 from jaxkern.ring import RowParts
 
-_FILES_AT_ONCE = 16  # number of threads that open files and read their indices
 _RECORDS_PER_THREAD = 64  # minimum number of records per thread that verifies checksums
 
 
@@ -108,8 +114,8 @@ class PackedSource(EncodedSource):
         self.paths = packed_paths(path)
         self.channels = channels
         check_integer("max_pixels", max_pixels, 1)
-        with concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
-            files, indices = zip(*threads.map(open_packed, self.paths), strict=True)
+        open_all: Any = in_threads if isinstance(self.paths[0], Url) else map
+        files, indices = zip(*open_all(open_packed, self.paths), strict=True)
         check_same_set(self.paths, indices)
         self._files: Sequence[Any] = files  # memory maps, or `RemoteFile`
         self._is_remote = isinstance(files[0], RemoteFile)
@@ -139,6 +145,7 @@ class PackedSource(EncodedSource):
             columns[field.name] = self._column(stored, options)
         super().__init__(columns, **options)
         self.on_bad_record = on_bad_record
+        self._in_python = self._is_remote or on_bad_record == "mask"
         verifies = verify == "first" or self._is_remote
         self._unread = np.ones(len(self), bool) if verifies else None
 
@@ -214,14 +221,10 @@ class PackedSource(EncodedSource):
         return data
 
     def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
-        return None if self._is_read_by_python else super().row_arrays()
+        return None if self._in_python else super().row_arrays()
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
-        return {} if self._is_read_by_python else super().encoded_images()
-
-    @property
-    def _is_read_by_python(self) -> bool:
-        return self._is_remote or self.on_bad_record == "mask"
+        return {} if self._in_python else super().encoded_images()
 
     def encoded_bytes(self, field: str, record: int) -> bytes | None:
         if field not in self._stored or self._stored[field].field.codec != "jpeg":
@@ -235,13 +238,10 @@ class PackedSource(EncodedSource):
         self._check_open()
         check_records(records, len(self))
         self._check_mapped(np.unique(np.searchsorted(self._ends, records, "right")).tolist())
-        if self._unread is None:
+        if self._unread is None or not (unread := records[self._unread[records]]).size:
             return
-        unread = records if self._is_remote else records[self._unread[records]]
-        if not unread.size:
-            return
-        threads_used = min(num_threads(), 1 + len(unread) // _RECORDS_PER_THREAD)
-        parts = np.array_split(unread, 1 if self._is_remote else threads_used)
+        most = 1 if self._is_remote else num_threads()  # this thread has read the bytes
+        parts = np.array_split(unread, min(most, 1 + len(unread) // _RECORDS_PER_THREAD))
         if len(parts) == 1:
             damages = [self._first_damage(unread)]
         else:  # several threads read from the disk concurrently
@@ -319,7 +319,7 @@ class PackedSource(EncodedSource):
         for record in records.tolist():
             if damage := self._damage(record):
                 return damage
-            self._unread[record] = False
+            self._unread[record] = self._is_remote
         return None
 
     def _readable(self, records: np.ndarray) -> np.ndarray:
