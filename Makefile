@@ -42,6 +42,8 @@ figures-xpcs: install
 		--set output.angles=$${shown#*:} && $(BIN)/python -c "import sys, PIL.Image as i; \
 		i.open(sys.argv[1]).convert('RGB').quantize(192, dither=0).save(sys.argv[2], optimize=True)" \
 		demo-output/xpcs/$${shown%:*}.png docs/images/xpcs-$${shown%:*}.png || exit; done
+	$(BIN)/python -m pip install -q "$$(echo $(WHEELS)/*.whl)[mcmc]"
+	$(BIN)/python examples/xpcs_plots.py --folder docs/images
 
 # Resumes from the last checkpoint in demo-output/train-digits.
 train: EXTRA = train
@@ -163,6 +165,7 @@ arm-check:
 lint: $(VENV)/bin/python
 	$(BIN)/python -m pip install -q -r .ci/lint.txt
 	.ci/dialect
+	$(BIN)/codespell docs examples jaxkern *.md
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CPP)

@@ -167,6 +167,7 @@ class Workers:
 
         Returns:
           False if the peer lacks the recipe.
+
         Raises:
           ImportError: the peer is not installed.
         """

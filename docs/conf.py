@@ -7,6 +7,7 @@ from types import ModuleType
 
 project = "jaxkern"
 author = "the jaxkern authors"
+copyright = f"2026, {author}"
 release = metadata.version("jaxkern-native")
 extensions = [
     "myst_parser",
@@ -28,6 +29,7 @@ autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 autosummary_generate = False
 maximum_signature_line_length = 70
+default_role = "py:obj"  # `name` in a docstring is a link
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
@@ -57,7 +59,7 @@ def write_api(_) -> None:
     for name in sorted(MODULES, key=lambda name: name == "jaxkern"):
         module = importlib.import_module(name)
         groups: dict[str, list[str]] = {}
-        elsewhere = []
+        constants, elsewhere = [], []
         for public in module.__all__:
             value = getattr(module, public)
             if isinstance(value, ModuleType):
@@ -66,14 +68,18 @@ def write_api(_) -> None:
                 elsewhere.append(f"`{public}`: {{py:obj}}`{described[id(value)]}`")
                 continue
             described[id(value)] = f"{name}.{public}"
-            parts = getattr(value, "__module__", "").removeprefix(name).split(".")
+            if not callable(value):
+                constants.append(public)
+                continue
+            path = value.__module__
+            parts = path.removeprefix(name).split(".") if path.startswith(name) else []
             group = parts[2 if parts[1:2] == ["transforms"] else 1] if len(parts) > 2 else ""
             groups.setdefault(group, []).append(public)
         lines = [f"# {name}", "", f"```{{eval-rst}}\n.. automodule:: {name}\n   :no-index:\n```"]
         lines += ["", f"See also: [how it is used]({MODULES[name]})."]
         for group, names in sorted(groups.items()):
-            title = group.capitalize()
-            lines += ["", f"## {title}" if title else "## Names", "", "```{eval-rst}"]
+            title = {"onetime": "One-time g2"}.get(group, group.capitalize())
+            lines += ["", f"## {title}" if title else "## General", "", "```{eval-rst}"]
             lines += [f".. currentmodule:: {name}", "", ".. autosummary::", "   :nosignatures:", ""]
             lines += [f"   {public}" for public in names]
             lines += ["```"]
@@ -83,11 +89,10 @@ def write_api(_) -> None:
         for names in groups.values():
             for public in names:
                 kind = "class" if isinstance(getattr(module, public), type) else "function"
-                if not callable(getattr(module, public)):
-                    kind = "data"
                 lines += ["", f".. auto{kind}:: {public}"]
                 if kind == "class":
                     lines += ["   :members:"]
+        lines += [f"\n.. autodata:: {public}" for public in constants]
         lines += ["```", ""]
         (folder / f"{name}.md").write_text("\n".join(lines))
 

@@ -21,7 +21,7 @@ from skimage import data
 import jaxkern as jk
 from jaxkern import image as ji
 
-SIDE, TILE, COLUMNS, TITLE = 192, 84, 4, 16
+SIDE, TILE, COLUMNS, TITLE = 192, 84, 4, 30
 SHIFT, TURN = (0.15, 0.15), 30
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -69,6 +69,21 @@ def transforms() -> Iterator[tuple[str, ji.Transform]]:
         yield name, cls(**arguments)
 
 
+def arguments_of(transform: ji.Transform) -> str:
+    """Return the arguments of a transform that differ from their defaults, or all of them."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, tuple):
+            return f"({', '.join(map(text, value))})"
+        return f"{value:.3g}" if isinstance(value, float) else str(value).split("(")[0]
+
+    fields = getattr(transform, "__dataclass_fields__", {})
+    values = {name: getattr(transform, name) for name in fields if name != "parameters"}
+    values = {name: value for name, value in values.items() if name[0] != "_"}
+    changed = {n: v for n, v in values.items() if repr(v) != repr(fields[n].default)}
+    return ", ".join(f"{name}={text(value)}" for name, value in (changed or values).items())
+
+
 def draw_tiles(transform: ji.Transform, images: np.ndarray) -> list[Image.Image]:
     """Return a tile for each transformed image; smaller images are centred."""
     keys = jk.random.record_keys(3, 0, np.arange(len(images)))
@@ -92,19 +107,23 @@ def draw_tiles(transform: ji.Transform, images: np.ndarray) -> list[Image.Image]
 
 def sheet() -> Image.Image:
     images = photographs()
-    rows = [("photographs", draw_tiles(ji.RandomHorizontalFlip(0.0), images))]
+    rows = [("photographs", "", draw_tiles(ji.RandomHorizontalFlip(0.0), images))]
     for name, transform in transforms():
         try:
-            rows.append((name, draw_tiles(transform, images)))
+            rows.append((name, arguments_of(transform), draw_tiles(transform, images)))
         except (TypeError, ValueError) as error:
             raise SystemExit(f"{name}: {error}; add a line to ARGUMENTS or HIDDEN") from error
     width, height = (TILE + 2) * len(images) + 10, TILE + TITLE + 6
     lines = -(-len(rows) // COLUMNS)
     page = Image.new("RGB", (COLUMNS * width - 10, lines * height), "white")
     draw, font = ImageDraw.Draw(page), ImageFont.load_default(size=12)
-    for index, (name, tiles) in enumerate(rows):
+    small = ImageFont.load_default(size=9)
+    for index, (name, arguments, tiles) in enumerate(rows):
         left, top = index % COLUMNS * width, index // COLUMNS * height
         draw.text((left, top), name, "black", font)
+        while draw.textlength(arguments, small) > width - 12:
+            arguments = arguments.removesuffix("...")[:-1] + "..."
+        draw.text((left, top + 16), arguments, "dimgray", small)
         for k, tile in enumerate(tiles):
             page.paste(tile, (left + k * (TILE + 2), top + TITLE))
     return page

@@ -8,13 +8,13 @@ _MAX_CHARACTERS = 2000  # an exception's text may contain the bytes that could n
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return the type and text of an exception, encodable and truncated.
+    r"""Return the type and text of an exception, encodable and truncated.
 
     An ``Exception`` raised by ``str(error)`` is suppressed; others, such as KeyboardInterrupt, are
     raised.
 
-    >>> describe_exception(ValueError("name \\udcff"))
-    'ValueError: name \\\\udcff'
+    >>> describe_exception(ValueError("name \udcff"))
+    'ValueError: name \\udcff'
     """
     name = exception_name(error)
     try:

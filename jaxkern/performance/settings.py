@@ -145,7 +145,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
 def tune_host_allocator(keep_bytes: int = 1 << 30) -> bool:
-    """Make the C library keep freed memory instead of returning it to the system.
+    r"""Make the C library keep freed memory instead of returning it to the system.
 
     By default glibc maps a large buffer for each call and unmaps it afterwards, so that every page
     of every result causes a page fault. After this call, which affects the whole process, freed
@@ -167,7 +167,7 @@ def tune_host_allocator(keep_bytes: int = 1 << 30) -> bool:
       >>> import subprocess, sys
       >>> code = "import jaxkern as jk; print(jk.performance.tune_host_allocator())"
       >>> subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-      'True\\n'
+      'True\n'
     """
     keep_bytes = check_integer("keep_bytes", keep_bytes, 0)
     problem = _problem()

@@ -41,6 +41,8 @@ def check_rows(data: Any, rows: int, who: str) -> None:
     if not isinstance(data, dict) or not data:
         kind = "an empty dict" if isinstance(data, dict) else type(data).__name__
         raise TypeError(f"{who} returned {kind}; expected a dict of fields")
+    if all(row_count(value) == rows for value in jax.tree.leaves(data, is_leaf=is_ragged)):
+        return
     for path, value in jax.tree_util.tree_flatten_with_path(data, is_leaf=is_ragged)[0]:
         count = row_count(value)
         if count != rows:
@@ -53,9 +55,12 @@ def check_rows(data: Any, rows: int, who: str) -> None:
             )
 
 
-def on_host(data: Any) -> Any:
-    """Return the same tree with NumPy arrays."""
-    return jax.tree.map(np.asarray, data)
+def on_host(data: Data) -> Data:
+    """Return the same fields as NumPy arrays, in a new dict."""
+    return {
+        name: value if type(value) is np.ndarray else jax.tree.map(np.asarray, value)
+        for name, value in data.items()
+    }
 
 
 def read_only(data: Any) -> Any:

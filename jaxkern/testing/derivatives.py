@@ -46,7 +46,7 @@ def forward(case: OpCase) -> None:
 
 
 def reverse(case: OpCase) -> None:
-    """vjp under remat, of a batch, vmapped, and with operands that all samples share."""
+    """Check vjp under remat, of a batch, vmapped, and with operands that all samples share."""
     if not case.differentiable:
         return
     cotangents = case.cotangents()
@@ -102,7 +102,7 @@ def _operand_sets(case: OpCase) -> list[list[int]]:
 
 
 def jacobians(case: OpCase) -> None:
-    """jacfwd and jacrev with respect to the smallest real operand."""
+    """Check jacfwd and jacrev with respect to the smallest real operand."""
     real = [i for i in case.floats if not jnp.iscomplexobj(case.first[i])]
     if not case.differentiable or not real:
         return

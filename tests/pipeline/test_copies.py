@@ -17,7 +17,7 @@ from support.errors import raises
 import jaxkern as jk
 from jaxkern.core.arrays import aligned_array
 from jaxkern.image import Ragged
-from jaxkern.pipeline import ArraySource, BatchSource, Filter, Rebatch, Window, program
+from jaxkern.pipeline import ArraySource, BatchSource, Filter, Rebatch, Window, plan
 from jaxkern.pipeline.engine import Engine, ItemSource
 
 
@@ -68,13 +68,13 @@ def test_fresh_batches_are_not_copied(workers):
 
 def test_others_are_copied_once_and_by_the_workers(monkeypatch):
     copied = []
-    copy = program.aligned_copy
+    copy = plan.aligned_copy
 
     def counted(array):
         copied.append((array.size == 9000, threading.current_thread().name))
         return copy(array)
 
-    monkeypatch.setattr(program, "aligned_copy", counted)
+    monkeypatch.setattr(plan, "aligned_copy", counted)
     batches = list(jk.from_source(Shared(), 4, num_workers=1))
     for number, batch in enumerate(batches):
         flat = np.concatenate([p.ravel() for p in pixels(np.arange(4 * number, 4 * number + 4))])

@@ -80,9 +80,9 @@ def pack(
       overwrite: if True, replace existing files; otherwise they are errors.
       progress: if True, show a progress bar.
       engine: "dask" or a ``distributed.Client``: its workers write one shard at a time each, with
-        the same bytes. The source is one or several paths, or a function without arguments that
-        opens it, such as ``functools.partial(ImageFolder, "photos")``; all workers must have the
-        files. A shard whose worker was killed is resumed by another one.
+        the same bytes. The source is a path, or a function without arguments that opens it, such
+        as ``functools.partial(ImageFolder, "/photos")``; all workers must have the files. A shard
+        whose worker was killed is resumed by another one.
       scheduler, workers: address of a scheduler, or its file; or the number of processes of a
         cluster on this machine.
 
@@ -108,7 +108,14 @@ def pack(
     if engine is not None:
         if shards is None:
             raise ValueError("shards is None; expected the number of files that the engine writes")
-        source, path = _for_workers(source), os.path.abspath(path)
+        path = os.path.abspath(path)  # workers have other working directories
+        if isinstance(source, str | os.PathLike) and not is_url(source):
+            source = os.path.abspath(os.path.expanduser(source))
+        elif not (is_url(source) or isinstance(source, _OPENERS)):
+            raise TypeError(
+                f"source is {source!r:.80}; with an engine, expected a path, or a function without "
+                "arguments that opens the source, such as functools.partial(ImageFolder, path)"
+            )
     runner = choose_engine(engine, scheduler, workers)
     job = _Job(source, Path(path), format, max_side, tuple(images), shards, threads, overwrite)
     if not overwrite and all(map(os.path.lexists, job.paths)):  # a part of a set may be resumed
@@ -126,20 +133,6 @@ def pack(
                     raise result
                 bar.update(done=(done := done + result))
     return job.paths
-
-
-def _for_workers(source: Any) -> Any:
-    """Return a source that is opened by workers, which have other working directories."""
-    if isinstance(source, _OPENERS) or is_url(source):
-        return source
-    if isinstance(source, str | os.PathLike):
-        return os.path.abspath(os.path.expanduser(source))
-    if isinstance(source, list | tuple):
-        return [_for_workers(each) for each in source]
-    raise TypeError(
-        f"source is {source!r:.80}; with an engine, expected paths, or a function without "
-        "arguments that opens the source, such as functools.partial(ImageFolder, path)"
-    )
 
 
 def _pack_shard(number: int, common: tuple[_Job, str]) -> int:

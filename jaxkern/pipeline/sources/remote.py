@@ -18,7 +18,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,13 +111,13 @@ def _expand_url(url: str, suffixes: Sequence[str], what: str) -> Iterator[Url]:
         system.invalidate_cache()
         list_folder = functools.partial(system._ls, f"{folder}/", detail=True)
         found = _run(_retry, f"the list of files {name}", list_folder)
-        names = sorted(each["name"] for each in found if each["type"] == "file")
-        files = [Url(system.unstrip_protocol(each)) for each in names]
+        names = [each["name"] for each in found if each["type"] == "file"]
+        files = [Url(system.unstrip_protocol(each)) for each in sorted(names)]
         files = [file for file in files if fnmatch.fnmatchcase(file.name, pattern)]
-        files = [file for file in files if not is_folder or suffix_of(file) in suffixes]
-        if not files:
+        chosen = [file for file in files if not is_folder or suffix_of(file) in suffixes]
+        if not chosen:
             raise FileNotFoundError(f"{name}: no such file ({what})")
-        yield from files
+        yield from chosen
 
 
 def _system(url: str) -> tuple[Any, str]:
@@ -131,10 +131,10 @@ def _system(url: str) -> tuple[Any, str]:
     return system
 
 
-def _run(function: Callable[..., Awaitable[_Result]], *args: Any) -> _Result:
+def _run(function: Callable[..., Coroutine[Any, Any, _Result]], *args: Any) -> _Result:
     """Run a coroutine in fsspec's thread and return its result."""
     loop = import_extra("fsspec.asyn", "remote").get_loop()
-    future: Any = asyncio.run_coroutine_threadsafe(_awaited(function, *args), loop)
+    future: Any = asyncio.run_coroutine_threadsafe(function(*args), loop)
     running: set[Any] = getattr(_calls, "running", set())
     running.add(future)
     try:
@@ -143,10 +143,6 @@ def _run(function: Callable[..., Awaitable[_Result]], *args: Any) -> _Result:
     finally:
         future.cancel()  # after Ctrl-C
         running.discard(future)
-
-
-async def _awaited(function: Callable[..., Awaitable[_Result]], *args: Any) -> _Result:
-    return await function(*args)
 
 
 def in_threads(function: Callable[..., _Result], *items: Iterable[Any]) -> list[_Result]:

@@ -15,6 +15,7 @@ from PIL import Image
 import jaxkern as jk
 from jaxkern.image import jpeg, ops
 from jaxkern.image.chain.plan import Layout
+from jaxkern.image.parameters import per_image
 from jaxkern.image.program.program import program_operands
 from jaxkern.testing.check import OpCheck, check_names
 from jaxkern.xpcs import ops as xpcs
@@ -159,6 +160,28 @@ def image_stages(dtype: Any) -> Callable[[], dict[str, Any]]:
         return _captured(ops.stages, lambda: aug.apply(_images(dtype), params))
 
     return make
+
+
+def image_parameters() -> dict[str, Any]:
+    """Random numbers of keys, choices from a table, and arithmetic of all operands."""
+
+    def draw(words: Any, x: Any, flag: Any) -> Any:
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")[0]
+        fraction = jax.random.uniform(key, (1, 3))
+        order = jax.random.permutation(jax.random.fold_in(key, 1), 3)[None]
+        chosen = jnp.asarray([0.5, -1.0, 2.0])[order]
+        return (
+            jnp.where(flag[:, None], x * fraction, jnp.sin(x)) + chosen,
+            order,
+            flag | (x[:, 0] > 0),
+        )
+
+    random = np.random.default_rng(4)
+    words = jnp.asarray(random.integers(0, 2**32, (8, 2), np.uint32))
+    x = jnp.asarray(random.normal(size=(8, 3)), jnp.float32)
+    flag = jnp.arange(8) % 3 == 0
+    run = functools.partial(per_image.per_image, draw, words, x, flag)
+    return _captured(per_image.parameters, run, per_image)
 
 
 def image_stages_ragged() -> dict[str, Any]:
@@ -340,11 +363,13 @@ def _images(dtype: Any) -> Any:
     return jnp.asarray(levels if dtype == np.uint8 else levels / 255, dtype)
 
 
-def _captured(op: jk.Op, run: Callable[[], Any]) -> dict[str, Any]:
+def _captured(op: jk.Op, run: Callable[[], Any], module: Any = ops) -> dict[str, Any]:
     """Return the operands and static arguments with which a function calls an op over a batch."""
     seen: list[tuple[Any, Any]] = []
 
     class Recorder:
+        target = op.target
+
         def __call__(self, *operands: Any, batch_dims: int, **static: Any) -> Any:
             seen.append((operands, static))
             return op(*operands, batch_dims=batch_dims, **static)
@@ -353,12 +378,12 @@ def _captured(op: jk.Op, run: Callable[[], Any]) -> dict[str, Any]:
         run()
         return seen[0][0]
 
-    name = next(n for n, value in vars(ops).items() if value is op)
-    setattr(ops, name, Recorder())
+    name = next(n for n, value in vars(module).items() if value is op)
+    setattr(module, name, Recorder())
     try:
         operands = jax.jit(given)()  # one program, which drops the op's call
     finally:
-        setattr(ops, name, op)
+        setattr(module, name, op)
     static = seen[0][1]
     count = max(x.shape[0] for x in operands)
     samples = [tuple(x[min(i, x.shape[0] - 1)] for x in operands) for i in range(count)]
@@ -369,20 +394,21 @@ def _captured(op: jk.Op, run: Callable[[], Any]) -> dict[str, Any]:
 # Each op runs all checks for one dtype. For its other dtypes it runs those that depend on the
 # dtype: that the kernel is called, and one direction of the derivatives. An op without a jvp uses
 # that of its reference implementation, which is checked for one dtype, and for images in half
-# precision. Sharding depends only on shapes, so Explicit axes are checked for one op of each
-# kind. Export needs two processes, so it is checked for an op of images and one with 64 bits (and
-# in tests/testing for an op of another library).
+# precision. Placement, nested batches and retraces depend on the rules that all ops share, so they
+# are checked for one op of each kind. Export needs two processes, so it is checked for an op of
+# images and one with 64 bits (and in tests/testing for an op of another library).
 _ALL_ROWS = check_names()
 _ROWS = [name for name in _ALL_ROWS if name != "export_and_cache"]
-_AUTO_ROWS = [name for name in _ROWS if name != "mesh_explicit"]
+_SHARED = {"mesh_auto", "mesh_explicit", "shard_map", "vmap_axes", "vmap_nested", "control_flow"}
+_OP_ROWS = [name for name in _ROWS if name not in {*_SHARED, "donation", "no_retrace"}]
 _DTYPE_ROWS = ["eager_and_jit", "one_native_call"]
 _FORWARD_ROWS, _REVERSE_ROWS = [*_DTYPE_ROWS, "forward"], [*_DTYPE_ROWS, "reverse"]
-_BATCH_ROWS = ["eager_and_jit", "backends", "vmap_mixes", "other_sizes", "shard_map", "mesh_auto"]
+_BATCH_ROWS = ["eager_and_jit", "backends", "vmap_mixes", "other_sizes"]
 # A build without libjpeg-turbo decodes with Pillow only; JAXKERN_REQUIRE=jpeg makes that a failure.
 _HAS_JPEG = jpeg.decode_jpeg_op.target in jk.export_targets()
 _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "scale-f32": (scale(np.float32), _ROWS),
-    "scale-f64": (scale(np.float64), _AUTO_ROWS),
+    "scale-f64": (scale(np.float64), _OP_ROWS),
     "scale-i32": (scale(np.int32), _DTYPE_ROWS),
     "image_chain-u8-f32": (image_chain(np.uint8, np.float32), _ALL_ROWS),
     "image_chain-f32-f32": (image_chain(np.float32, np.float32, antialias=True), _REVERSE_ROWS),
@@ -391,12 +417,13 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         _FORWARD_ROWS,
     ),
     "image_chain-f16-f16": (image_chain(np.float16, np.float16), _DTYPE_ROWS),
-    "image_chain_ragged-u8": (image_chain_ragged, _ROWS),
-    "image_decode_jpeg-u8": (decode_jpeg, _ROWS if _HAS_JPEG else ["eager_and_jit"]),
-    "image_mix-f32": (image_mix(np.float32), _ROWS),
+    "image_chain_ragged-u8": (image_chain_ragged, _OP_ROWS),
+    "image_decode_jpeg-u8": (decode_jpeg, _OP_ROWS if _HAS_JPEG else ["eager_and_jit"]),
+    "image_mix-f32": (image_mix(np.float32), _OP_ROWS),
     "image_mix-u8": (image_mix(np.uint8), _FORWARD_ROWS),
     "image_mix-bf16": (image_mix(jnp.bfloat16), _REVERSE_ROWS),
-    "image_program-f32": (image_program(np.float32), _AUTO_ROWS),
+    "image_parameters": (image_parameters, _OP_ROWS),
+    "image_program-f32": (image_program(np.float32), _OP_ROWS),
     "image_program-u8": (image_program(np.uint8), _DTYPE_ROWS),
     "image_stages-f32": (image_stages(np.float32), ["reverse"]),
     "image_stages-noise-f32": (image_noise_and_warps, ["eager_and_jit", "vmap_mixes"]),
@@ -406,16 +433,16 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
         f"{name}-{np.dtype(dtype).name.replace('float', 'f')}": (two_time(name, dtype), rows)
         for name, f64, f32 in (
             ("two_time_g2", _ROWS, _FORWARD_ROWS),
-            ("two_time_g2_tangent", _AUTO_ROWS, _REVERSE_ROWS),
-            ("two_time_g2_cotangent", _AUTO_ROWS, _FORWARD_ROWS),
-            ("two_time_residual", _AUTO_ROWS, _REVERSE_ROWS),
-            ("two_time_g2_at", _ROWS, _FORWARD_ROWS),
+            ("two_time_g2_tangent", _OP_ROWS, _REVERSE_ROWS),
+            ("two_time_g2_cotangent", _OP_ROWS, _FORWARD_ROWS),
+            ("two_time_residual", _OP_ROWS, _REVERSE_ROWS),
+            ("two_time_g2_at", _OP_ROWS, _FORWARD_ROWS),
         )
         for dtype, rows in ((np.float64, f64), (np.float32, f32))
     },
-    "component_g2-f64": (component("component_g2", np.float64), _ROWS),
-    "component_g2_tangent-f64": (component("component_g2_tangent", np.float64), _AUTO_ROWS),
-    "component_g2_cotangent-f64": (component("component_g2_cotangent", np.float64), _AUTO_ROWS),
+    "component_g2-f64": (component("component_g2", np.float64), _OP_ROWS),
+    "component_g2_tangent-f64": (component("component_g2_tangent", np.float64), _OP_ROWS),
+    "component_g2_cotangent-f64": (component("component_g2_cotangent", np.float64), _OP_ROWS),
     "component_residual-f32": (component("component_residual", np.float32), _REVERSE_ROWS),
     "component_normal_equations-f64": (
         component_normal_equations(np.float64, loss=1, symmetric=2),
@@ -432,7 +459,7 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "multitau_update-f64": (multitau_update(np.float64), _DTYPE_ROWS),
     "two_time_g2-power2-f64": (two_time("two_time_g2", np.float64, 2), _REVERSE_ROWS),
     "two_time_g2-power0-f64": (two_time("two_time_g2", np.float64, 0), _FORWARD_ROWS),
-    "normal_equations-f64": (normal_equations(np.float64, np.float64, loss=1), _ALL_ROWS),
+    "normal_equations-f64": (normal_equations(np.float64, np.float64, loss=1), _OP_ROWS),
     "normal_equations-sigma-f64": (
         normal_equations(np.float64, np.float64, sigma_rank=2, symmetric=2),
         _DTYPE_ROWS,
