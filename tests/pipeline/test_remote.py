@@ -4,7 +4,9 @@ that differ between local and remote copies, and caches that remove files in use
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 
 import numpy as np
 import PIL.Image
@@ -257,6 +259,7 @@ def test_the_cache_downloads_once_and_notices_replaced_files(tmp_path):
         assert server.gets == 5  # pieces of 2 MiB
         assert cached(urls, tmp_path / "cache") == copies
         assert server.gets == 5
+        assert {*cached(f"{server.url}/*", tmp_path / "cache")} == {copies[0], copies[2]}
         copies[0].write_bytes(b"damaged")
         assert cached(urls, tmp_path / "cache")[0].read_bytes() == data
         (folder / "x").write_bytes(data[::-1])
@@ -267,6 +270,34 @@ def test_the_cache_downloads_once_and_notices_replaced_files(tmp_path):
         with raises(OSError, "was replaced"):
             cached(urls[0], tmp_path / "cache")
         assert not list(tmp_path.glob("cache/*/*.tmp"))
+
+
+def test_a_failed_download_writes_to_no_file_that_is_opened_later(tmp_path, monkeypatch):
+    (tmp_path / "x").write_bytes(bytes(5_000_000))
+    begun, failed, ended = (threading.Event() for _ in range(3))
+    to_thread = asyncio.to_thread
+
+    def late(function, *arguments):
+        def call():
+            begun.set()
+            failed.wait(10)
+            try:
+                function(*arguments)
+            finally:
+                ended.set()
+
+        return to_thread(call)
+
+    monkeypatch.setattr(asyncio, "to_thread", late)
+    with serving(tmp_path, lambda n, path: "403" if n and begun.wait(10) else "") as server:
+        with raises(OSError, "403"):
+            cached(f"{server.url}/x", tmp_path / "cache")
+        later = [(tmp_path / f"later{k}").open("w+b") for k in range(8)]
+        failed.set()
+        assert ended.wait(10)
+        assert not any(os.fstat(file.fileno()).st_size for file in later)
+        for file in later:
+            file.close()
 
 
 def test_the_cache_removes_the_least_recently_used_files(tmp_path, monkeypatch):
@@ -312,6 +343,7 @@ def test_ranges_are_read_together():
         (f, o, n): files[f][o : o + n] for f, o, n in ranges.tolist() if n
     }
     assert sorted(requests) == [(0, 0, 6), (0, 99_990, 100_000), (1, 5, 20)]
+    assert remote.read_ranges(made, ranges[5:]) == {}  # empty arrays only
     reader = remote.RemoteReader(made[1])
     reader.seek(-20, os.SEEK_END)
     assert [reader.read(), reader.read()] == [files[1][-20:], b""]
