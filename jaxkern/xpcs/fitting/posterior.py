@@ -334,8 +334,8 @@ class _Space:
         first, count = len(fit.names) - len(model.parameters), np.cumsum(free) - 1
         self._time, self._laws = float(model.geometry.times.mean()), []
         y = u.copy()
-        for k, _ in model.power_laws:
-            members = slice(first + k, first + k + 3)
+        for law, _ in model.power_laws:
+            members = slice(first + law, first + law + 3)
             i = int(count[members.start])
             if free[members].all() and self._both[i : i + 3].all():
                 self._laws.append(i)
