@@ -2,11 +2,13 @@
 
 Import times are measured in new processes, compile times with new functions in one process. Memory
 is the peak of a process minus the input and the output of the call. A jitted call is timed in
-processes that have used `watch_compiles` and in others that have not, in turns.
+processes that have used `watch_compiles` and in others that have not, in turns. The first call of a
+list of transforms is measured in a new process, and its draws per 64 of 4,096 images.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -63,6 +65,42 @@ def compile_seconds(rounds: int) -> list[tuple[float, float]]:
     ]
 
 
+def chains() -> dict[str, jk.image.Compose]:
+    """Return the lists of transforms whose first call is measured."""
+    crop = [jk.image.RandomResizedCrop(224), jk.image.RandomHorizontalFlip()]
+    jitter = jk.image.RandomApply([jk.image.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8)
+    added: dict[str, list[jk.image.Transform]] = {
+        "crop and flip": [],
+        "RandAugment": [jk.image.RandAugment()],
+        "TrivialAugment": [jk.image.TrivialAugmentWide()],
+        "SimCLR": [jitter, jk.image.RandomGrayscale(0.2), jk.image.GaussianBlur(23)],
+        "AugMix": [jk.image.AugMix()],
+    }
+    last = jk.image.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    return {name: jk.image.Compose([*crop, *steps, last]) for name, steps in added.items()}
+
+
+def first_call(name: str) -> tuple[float, int, float]:
+    """Return CPU seconds until a list of transforms is compiled, HLO instructions, us a draw."""
+    aug, count = chains()[name], 64
+    keys = jax.random.split(jax.random.key(0), count)
+    images = jax.ShapeDtypeStruct((count, 256, 256, 3), np.uint8)
+    start = time.process_time()
+    compiled = jax.jit(lambda keys, images: aug(keys, images)).lower(keys, images).compile()
+    seconds = time.process_time() - start
+    text = compiled.as_text() or ""
+    many = jax.random.split(jax.random.key(0), 64 * count)
+    draw = jax.jit(lambda keys: aug.sample(keys, (256, 256)))
+    jax.block_until_ready(draw(many))
+    draws = []
+    for _ in range(20):
+        start = time.process_time()
+        jax.block_until_ready(draw(many))
+        draws.append((time.process_time() - start) / 64)
+    instructions = len(re.findall(r"^\s+(?:ROOT )?%?[\w.-]+ = ", text, re.MULTILINE))
+    return seconds, instructions, 1e6 * min(draws)
+
+
 def memory(antialias: bool) -> float:
     """Return MiB per thread of this process's peak beyond the result of a call on 512 images."""
     aug, images, params = inputs(8, antialias)
@@ -107,9 +145,18 @@ def main() -> None:
     for antialias in (False, True):
         name = f"memory beyond input and output, antialias={antialias}, MiB a thread"
         values.append((name, call("memory", antialias), 4))
+    firsts = {}
+    for name, aug in chains().items():
+        firsts[name] = seconds, instructions, draw = harness.call("overheads", "first_call", name)
+        most = 40 + 10 * len(aug.transforms)
+        values += [
+            (f"first call of 64 x 256^2, {name}, ms of CPU", 1e3 * seconds, 300),
+            (f"HLO instructions, {name}", instructions, most),
+            (f"draws of 64 images, {name}, us of CPU", draw, 30),
+        ]
     rows = ((n, f"{v:.1f}", f"{bar:g}", harness.at_most(v, bar)) for n, v, bar in values)
     lines = harness.table(" | measured | bar | ", "lrrl", rows)
-    bench.write(lines, imports=imports, compiles=compiles, calls=calls)
+    bench.write(lines, imports=imports, compiles=compiles, calls=calls, firsts=firsts)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bind/objects.h"
+#include "image/parameters.h"
 #include "image/producer.h"
 
 namespace nb = nanobind;
@@ -83,6 +84,17 @@ void define_chain_producer(nb::module_& module) {
       nb::arg("height"), nb::arg("width"),
       "Create stages from an op's attributes. Height and width of the source are used only if "
       "a program is first.");
+  module.def(
+      "image_parameter_ops",
+      [] {
+        nb::dict kinds;
+        for (int32_t op = 0; op < kParameterOps; ++op) {
+          kinds[parameter_ops()[op].name] = nb::str(parameter_ops()[op].kinds, 5);
+        }
+        return kinds;
+      },
+      nb::sig("def image_parameter_ops() -> dict[str, str]"),
+      "Return the ops of parameter programs in the order of their numbers, with their kinds.");
   module.def("image_chain_producer", &chain_producer, nb::arg("stages"), nb::arg("height"),
              nb::arg("width"),
              "Return a capsule of core/producer.h that runs stages on images of this size.");

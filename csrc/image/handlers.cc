@@ -151,4 +151,4 @@ ffi::Error on_cpu(const Op& op, ffi::ThreadPool pool) {
 #define JAXKERN_ON_CPU(name, target) \
   JAXKERN_CPU_HANDLER(name, jaxkern::image::on_cpu<jaxkern::image::name>)
 JAXKERN_IMAGE_OPS(JAXKERN_ON_CPU)
-JAXKERN_IMAGE_CPU_OPS(JAXKERN_ON_CPU)
+JAXKERN_IMAGE_STAGE_OPS(JAXKERN_ON_CPU)

@@ -11,9 +11,12 @@
   OP(ImageProgram, "jaxkern.image_program.v1")
 
 // Ops without a CUDA kernel.
-#define JAXKERN_IMAGE_CPU_OPS(OP)            \
+#define JAXKERN_IMAGE_STAGE_OPS(OP)          \
   OP(ImageStages, "jaxkern.image_stages.v1") \
   OP(ImageStagesRagged, "jaxkern.image_stages_ragged.v1")
+#define JAXKERN_IMAGE_CPU_OPS(OP) \
+  JAXKERN_IMAGE_STAGE_OPS(OP)     \
+  OP(ImageParameters, "jaxkern.image_parameters.v1")
 
 // Ops without a CUDA kernel, in builds with libjpeg-turbo.
 #define JAXKERN_IMAGE_JPEG_OPS(OP) OP(ImageDecodeJpeg, "jaxkern.image_decode_jpeg.v1")

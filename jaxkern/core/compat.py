@@ -17,12 +17,13 @@ from jax._src.array import ArrayImpl as ArrayImpl
 
 # Public in jax.extend, which imports Pallas and so would double the import time of jaxkern.
 from jax._src.core import Primitive as Primitive
-from jax._src.core import trace_state_clean
+from jax._src.core import trace_ctx, trace_state_clean
 from jax._src.custom_partitioning_sharding_rule import (
     sdy_sharding_rule_to_mlir,
     str_to_sdy_sharding_rule,
 )
 from jax._src.interpreters.mlir import lower_with_sharding_in_types
+from jax._src.interpreters.partial_eval import DynamicJaxprTrace
 from jax._src.lib import _jax  # type: ignore[attr-defined]
 from jax._src.lib.mlir.dialects import hlo  # type: ignore[attr-defined]
 from jax._src.mesh import get_concrete_mesh
@@ -199,6 +200,14 @@ def _traced_arguments(flat: Any) -> dict[tuple[Any, ...], Any]:
 def is_tracing() -> bool:
     """True if JAX is tracing a function in this thread."""
     return not trace_state_clean()
+
+
+def is_staging() -> bool:
+    """True if JAX is tracing a function to a program in this thread, as for ``jax.jit``."""
+    trace: Any = trace_ctx.trace
+    while trace is not None and not isinstance(trace, DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)  # as of jvp and vmap
+    return trace is not None
 
 
 def program_context() -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -105,26 +105,19 @@ class StagesBuilder:
         if operands[2]:
             self._stages[-1][1].append(operands)
 
-    def calls(self, fuse: bool) -> Iterator[Call]:
-        """Yield plans and operands of few calls, or else of a call for each chain and program."""
+    def calls(self, fuse: bool) -> list[Call]:
+        """Return plans and operands of few calls, or else of a call for each chain and program."""
         starts = range(0, len(self._stages), MAX_STAGES)
         calls = [self._stages[k : k + MAX_STAGES] for k in starts] if fuse else []
         for folded, programs in () if fuse else self._stages:
             calls += [[(folded, [])]] if folded is not None else []
             calls += [[(None, programs)]] if programs else []
-        dtype = self.source_dtype
+        dtype, result = self.source_dtype, []
         for stages in calls:
-            yield _call(stages, self.channels, dtype)
+            result.append(_call(stages, self.channels, dtype))
             for folded, _ in stages:
                 dtype = dtype if folded is None else folded[0].output_dtype
-
-    def finish(self) -> Call | None:
-        """Return the plan and operands of one call; None without a change."""
-        if len(self._stages) > MAX_STAGES:
-            raise ValueError(
-                f"at most {MAX_STAGES} stages fit in one call, got {len(self._stages)}"
-            )
-        return _call(self._stages, self.channels, self.source_dtype) if self._stages else None
+        return result
 
 
 def _call(stages: list[_StageParts], channels: int, source_dtype: Dtype) -> Call:
@@ -366,13 +359,13 @@ ragged_stages = Op(
 )
 
 
-def run_stages(images: Any, builder: StagesBuilder) -> Any:
-    """Run stages on pixels [N, H, W, C], or on a `Ragged` batch."""
-    # The CPU runs them in one call, even without a chain, since the op of programs works in place,
-    # and XLA would first copy a batch that the caller still holds. Other platforms have kernels for
-    # a chain and for a program only.
+def run_calls(images: Any, calls: Sequence[Call]) -> Any:
+    """Run calls on pixels [N, H, W, C], or on a `Ragged` batch."""
+    # The CPU runs stages in one call, even without a chain, since the op of programs works in
+    # place, and XLA would first copy a batch that the caller still holds. Other platforms have
+    # kernels for a chain and for a program only.
     on_cpu = jax.default_backend() == "cpu"
-    for plan, operands in builder.calls(fuse=on_cpu):
+    for plan, operands in calls:
         if isinstance(images, Ragged):
             images = _run_ragged(images, plan, operands)
         elif isinstance(plan, ChainPlan):

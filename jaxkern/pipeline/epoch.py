@@ -54,9 +54,9 @@ class Epoch:
         self.plan, self.number = plan, number
         self.threads, self.ahead = threads, ahead
         self._seed = plan.layouts[end].seed
-        self._layouts = plan.layouts
+        self.layouts = plan.layouts
         if shard is not None:
-            self._layouts = {
+            self.layouts = {
                 vertex: dataclasses.replace(plan.layouts[vertex], shard=shard)
                 for vertex in end.ordered()
             }
@@ -69,10 +69,6 @@ class Epoch:
     def key(self) -> np.ndarray:
         """uint32 [2], key data of the epoch; the records' keys are folded from it."""
         return _key_data(self._seed, self.number)  # lazy: inputs of mixtures may not need it
-
-    def layout(self, vertex: Vertex) -> BatchLayout:
-        """Return the layout of a vertex."""
-        return self._layouts[vertex]
 
     def at(self, vertex: Vertex, shard: Shard, number: int) -> Epoch:
         """Return the epoch of an input of a mixture, which may have another number and shard."""
@@ -102,7 +98,7 @@ class Epoch:
         with self._lock:
             shared = self._shared.pop((vertex, batch), None) or _SharedBlock()
             shared.used += rows
-            if shared.used < len(self.layout(vertex).rows_of(batch)):
+            if shared.used < len(self.layouts[vertex].rows_of(batch)):
                 self._shared[vertex, batch] = shared  # the last one is the most recently used
             while len(self._shared) > _SHARED_BLOCKS:
                 del self._shared[next(iter(self._shared))]
@@ -205,7 +201,7 @@ class _Section(ItemSource):
         self, epoch: Epoch, vertices: Sequence[Vertex], index: int = 0, position: Any = None
     ) -> None:
         self._epoch, self._vertices, self.index = epoch, vertices, index
-        layouts = [epoch.layout(vertex) for vertex in vertices]
+        layouts = [epoch.layouts[vertex] for vertex in vertices]
         self._batches = layouts[0].batches
         lasts = (layout.last_sequential for layout in layouts)
         self._sequential = next((last for last in lasts if last is not None), None)
@@ -252,7 +248,7 @@ class _UpstreamRows(_Section):
     def __init__(self, epoch: Epoch, vertex: Vertex, position: Any) -> None:
         (upstream,) = vertex.inputs
         index = 0
-        if epoch.layout(upstream).last_sequential is None and position is not None:
+        if epoch.layouts[upstream].last_sequential is None and position is not None:
             index = int(position)
         super().__init__(epoch, (upstream,), index, position)
         self._node: Any = vertex.node
@@ -292,7 +288,7 @@ class WorkItems(_Section):
         return item if slot is None else item.with_owned_buffers()
 
     def _is_full(self, index: int, rows: int) -> bool:
-        layout = self._epoch.layout(self._vertices[0])
+        layout = self._epoch.layouts[self._vertices[0]]
         return self._sequential is not None or len(layout.rows_of(index)) == rows
 
     def _item(self, index: int, pulled: Any, out: Data | None) -> WorkItem:

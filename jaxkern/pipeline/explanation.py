@@ -140,7 +140,7 @@ def _stages(epoch: Epoch, output: Vertex, position: int) -> Iterator[Stage]:
         if vertex.node.has_order and vertex.inputs:  # its inputs have different batches
             upstream = {v for before in vertex.inputs for v in before.ordered()}
             vertices = [v for v in vertices if v not in upstream]
-            layout = epoch.layout(vertex)
+            layout = epoch.layouts[vertex]
             for part in layout.order.parts(layout.shard, epoch.number, np.array([position])):
                 before = vertex.inputs[part.source]
                 inner = epoch.at(before, part.shard, part.epoch)
@@ -148,7 +148,7 @@ def _stages(epoch: Epoch, output: Vertex, position: int) -> Iterator[Stage]:
         vertices.append(vertex)
     blocks = Blocks(epoch)
     for vertex in vertices:
-        batch, index = divmod(position, epoch.layout(vertex).batch_size)
+        batch, index = divmod(position, epoch.layouts[vertex].batch_size)
         record = row.row_of(row.on_host(blocks.block(vertex, batch).data), index)
         fields = jax.tree.map(np.array, record)  # later nodes may change arrays in place
         where = "device" if plan.compiled.get(vertex) == "device" else "host"

@@ -164,9 +164,7 @@ def _sources(name: str, items: Sequence[Any], batch_size: int | None) -> list[Ba
 
 
 def _pipelines(name: str, items: Sequence[Any]) -> list[Pipeline]:
-    if not items:
-        raise ValueError(f"{name} expected at least one pipeline, got none")
-    for number, pipe in enumerate(items):
+    for number, pipe in enumerate(_as_list(name, [items])):
         if not isinstance(pipe, Pipeline):
             raise TypeError(f"input {number} of {name} is {pipe!r:.80}; expected a Pipeline")
     return list(items)
@@ -260,7 +258,7 @@ class Combined(PipelineNode):
 
     def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
         epoch = blocks.epoch
-        layout = epoch.layout(vertex)
+        layout = epoch.layouts[vertex]
         requested = layout.rows_of(batch)
         shard, rows = layout.read_rows(requested)
         order = layout.order
@@ -299,7 +297,7 @@ def _placed(pieces: Sequence[_Piece], out: Data | None = None) -> Data:
 
 def _read(epoch: Epoch, upstream: Vertex, part: Part, with_mask: bool) -> list[_Piece]:
     inner = epoch.at(upstream, part.shard, part.epoch)
-    layout = inner.layout(upstream)
+    layout = inner.layouts[upstream]
     size, (first, last) = layout.batch_size, part.rows[[0, -1]].tolist()
     pieces: list[_Piece] = []
     for number in range(first // size, last // size + 1):

@@ -275,7 +275,7 @@ class SourceNode(PipelineNode):
         return {**spec, "mask": jax.ShapeDtypeStruct((layout.first_rows,), np.bool_)}
 
     def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
-        layout = blocks.epoch.layout(vertex)
+        layout = blocks.epoch.layouts[vertex]
         rows = layout.rows_of(batch)
         records = blocks.epoch.records(layout, rows)
         fields = None if out is None else {k: v for k, v in out.items() if k != "mask"}
@@ -348,7 +348,7 @@ class Cache(PipelineNode):
 
     def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
         (upstream,) = vertex.inputs
-        layout = blocks.epoch.layout(upstream)
+        layout = blocks.epoch.layouts[upstream]
         bound = layout.order.record_id_bound
         store = self._stores.get(bound) or self._stores.setdefault(bound, _RecordStore(bound))
         rows = layout.rows_of(batch)

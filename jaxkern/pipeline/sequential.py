@@ -166,7 +166,7 @@ class SequentialNode(PipelineNode):
     def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
         """Return the batches from a position on; `position` is empty at the beginning."""
         upstream = self.open_upstream(epoch, vertex, position["at"] if position else None)
-        return self.flow_of(upstream, epoch.layout(vertex), epoch.number, position)
+        return self.flow_of(upstream, epoch.layouts[vertex], epoch.number, position)
 
     def flow_of(
         self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]

@@ -112,7 +112,7 @@ class Pack(SequentialNode):
     def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
         if self._source is None:
             return super().open_upstream(epoch, vertex, position)
-        layout = epoch.layout(vertex)
+        layout = epoch.layouts[vertex]
         return Engine(_SourceDocuments(self._source, layout, epoch.number, position or 0), 0, 1)
 
     def rows(self, block: Block) -> _Documents:

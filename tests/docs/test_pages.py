@@ -162,3 +162,11 @@ def test_files_named_by_the_page_on_development_exist():
     missing = [name for name in named if not any(f.endswith("/" + name) for f in existing)]
     assert len(named) > 40
     assert not missing
+
+
+def test_links_of_pages_outside_of_docs():
+    """Sphinx checks the links within docs/."""
+    for page in [*ROOT.glob("*.md"), *(ROOT / "examples").rglob("README.md")]:
+        links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+        missing = [link for link in links if not (page.parent / link).exists()]
+        assert not missing, f"{page.name} links to {missing}"

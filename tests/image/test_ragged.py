@@ -158,7 +158,7 @@ def test_offsets_that_change_during_a_call():
         for _ in range(60):
             try:
                 out = np.asarray(run(batch, ({},)))
-            except jax.errors.JaxRuntimeError as error:
+            except (jax.errors.JaxRuntimeError, ValueError) as error:
                 errors += "operand 'buffer'" in str(error)
             else:
                 assert not out.any(), "read beyond the buffer"

@@ -119,7 +119,7 @@ def test_one_call_is_the_separate_calls(name, monkeypatch):
 
     def both(inputs):
         first = aug.apply(inputs, params)
-        monkeypatch.setattr(StagesBuilder, "calls", lambda self, **_: calls(self, fuse=False))
+        monkeypatch.setattr(StagesBuilder, "calls", lambda self, _: calls(self, fuse=False))
         return first, aug.apply(inputs, params)
 
     one, many = map(np.asarray, jax.jit(both)(inputs))

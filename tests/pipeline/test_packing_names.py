@@ -34,7 +34,7 @@ def finish_meanwhile(path, monkeypatch, moment):
     monkeypatch.setattr(packing, moment, late)
 
 
-@pytest.mark.parametrize("moment", ["_check_free", "_encode"])
+@pytest.mark.parametrize("moment", ["_about", "_encode"])
 @pytest.mark.parametrize("shards", [None, 2])
 @pytest.mark.parametrize("links", [True, False])
 def test_a_file_that_is_finished_meanwhile(tmp_path, monkeypatch, moment, shards, links):
@@ -61,7 +61,7 @@ def test_overwrite_replaces_it(tmp_path, monkeypatch, links):
     if not links:
         monkeypatch.setattr(paths.os, "link", _no_links)
     path = tmp_path / "x.jkp"
-    finish_meanwhile(path, monkeypatch, "_check_free")
+    finish_meanwhile(path, monkeypatch, "_about")
     pack(NUMBERS, path, overwrite=True, progress=False)
     assert PackedSource(path)[3]["x"] == 3
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.core import compat
 from jaxkern.core.arguments import check_integer, to_integers
 from jaxkern.core.axes import on_batch
 from jaxkern.image import ops
@@ -30,6 +33,7 @@ from jaxkern.image.compose.batch import (
     uint16_to_float,
 )
 from jaxkern.image.compose.targets import (
+    FIELDS,
     applied_transforms,
     apply_to_fields,
     batch_count,
@@ -38,6 +42,7 @@ from jaxkern.image.compose.targets import (
     checked_boxes,
     checked_formats,
 )
+from jaxkern.image.parameters.per_image import per_image
 from jaxkern.image.ragged import Ragged
 from jaxkern.image.transforms import checks
 from jaxkern.image.transforms.transform import Kind, Params, Parts, Transform, check_transforms
@@ -46,27 +51,27 @@ from jaxkern.image.transforms.values import Normalize, ToDtype
 Draws = tuple[Params, ...]  # of each transform of a chain
 
 
-@dataclasses.dataclass
-class BatchPass:
-    """One native call on a batch, the size and layout after it, and JAX code that follows it."""
+class BatchPass(NamedTuple):
+    """Native calls on a batch, the layout after them, and JAX code that follows them.
 
-    stages: ops.StagesBuilder
-    size: tuple[Any, Any]
+    `mixes` has the results of `Transform.mixture`.
+    """
+
+    calls: list[ops.Call]
     layout: Layout = Layout.NHWC
     channels: int | None = None
-    functions: Parts = dataclasses.field(default_factory=list)
-    mixes: Parts = dataclasses.field(default_factory=list)
+    functions: Sequence[tuple[Transform, Params]] = ()
+    mixes: Sequence[tuple[Any, Any, Any]] = ()
 
     def run(self, pixels: Any, labels: Any, frames: int) -> tuple[Any, Any]:
-        pixels = ops.run_stages(pixels, self.stages)
+        pixels = ops.run_calls(pixels, self.calls)
         if self.channels == 1:
             pixels = jnp.asarray(pixels)[..., :1]
         elif self.channels is not None:
             pixels = jnp.broadcast_to(pixels, (*pixels.shape[:-1], self.channels))
         for transform, params in self.functions:
             pixels = _map_images(transform, params, jnp.asarray(pixels))
-        for transform, params in self.mixes:
-            lam, box, share = transform.mixture(params, self.size)
+        for lam, box, share in self.mixes:
             pixels = jnp.asarray(pixels)
             partner = _rolled(pixels, frames)
             pixels = ops.mix(pixels, partner, lam, box, batch_dims=1, layout=self.layout)
@@ -81,8 +86,11 @@ def _rolled(values: jax.Array, count: int) -> Any:
     return on_batch(lambda x: jnp.roll(x, count, axis=0), values.ndim, values)
 
 
-def passes(aug: Compose, steps: Parts, chain: ChainBuilder) -> Iterator[BatchPass]:
-    """Yield the passes of transforms with their parameters over the images of `chain`."""
+def passes(aug: Compose, steps: Parts, chain: ChainBuilder, fuse: bool) -> Iterator[BatchPass]:
+    """Yield the passes of transforms with their parameters over the images of `chain`.
+
+    With `fuse`, stages are combined into one call, for the CPU.
+    """
     dtype, layout = aug.output_dtype(chain.source_dtype), Layout[aug.layout]
     groups = _group(_linear_first(_expand(steps, chain.size)))
     stages = ops.StagesBuilder(chain.channels, chain.source_dtype)
@@ -97,26 +105,30 @@ def passes(aug: Compose, steps: Parts, chain: ChainBuilder) -> Iterator[BatchPas
             stages.chain(chain.finish(rounded))
             channels, size = chain.channels, chain.size
             if kind == "jax":
-                yield BatchPass(stages, size, functions=others)
+                yield BatchPass(stages.calls(fuse), functions=others)
                 stages, others = ops.StagesBuilder(channels, rounded), []
             for transform, params in others:
                 stages.program(functools.partial(transform.program, size=size), params)
                 if transform.output_channels(channels) != channels:
                     channels = transform.output_channels(channels)
-                    yield BatchPass(stages, size, channels=channels)
+                    yield BatchPass(stages.calls(fuse), channels=channels)
                     stages = ops.StagesBuilder(channels, rounded)
             chain = chain.following(channels, rounded)
             continue
         if last:
             stages.chain(chain.finish(dtype, layout))
-            yield BatchPass(stages, chain.size, layout, mixes=others)
+            yield BatchPass(stages.calls(fuse), layout, mixes=_mixtures(others, chain.size))
             return
         levels = chain.levels  # The next chain reads levels as float32.
         stages.chain(chain.finish(Dtype.F32, scale=False))
-        yield BatchPass(stages, chain.size, mixes=others)
+        yield BatchPass(stages.calls(fuse), mixes=_mixtures(others, chain.size))
         chain = chain.following(chain.channels, Dtype.F32)
         chain.levels = levels
         stages = ops.StagesBuilder(chain.channels, Dtype.F32)
+
+
+def _mixtures(steps: Parts, size: Any) -> list[tuple[Any, Any, Any]]:
+    return [transform.mixture(params, size) for transform, params in steps]
 
 
 def _expand(steps: Parts, size: Any) -> Parts:
@@ -183,12 +195,16 @@ def _map_images(transform: Transform, params: Params, pixels: jax.Array) -> jax.
 
 
 def _sample(transforms: Sequence[Transform], keys: Any, boxes: Any, size: Any) -> Draws:
-    """Draw a dict of [N] arrays per transform; `boxes` are corners [N, K, 4] and their validity."""
+    """Draw a dict of [N] arrays per transform; `boxes` are corners [N, K, 4] and their validity.
+
+    The dicts of transforms that draw once for a batch are empty.
+    """
     params: list[Params] = []
     last = max((k for k, t in enumerate(transforms) if t.needs_boxes), default=-1)
     for index, transform in enumerate(transforms):
         own_boxes = boxes if transform.needs_boxes else ()
-        params.append(_sample_transform(transform, keys, index, size, own_boxes))
+        own = _is_drawn_per_image(transform, keys.shape[0])
+        params.append(_sample_transform(transform, keys, index, size, own_boxes) if own else {})
         if boxes and index < last:
             (applied,) = applied_transforms([transform], params[-1:], size)
             boxes = boxes_after(boxes[0], boxes[1], applied)
@@ -197,19 +213,54 @@ def _sample(transforms: Sequence[Transform], keys: Any, boxes: Any, size: Any) -
     return tuple(params)
 
 
+def _full(params: Params, count: int) -> Params:
+    """Return arrays [N, ...] of arrays [N or 1, ...]."""
+    return {
+        name: x if x.shape[0] == count else jnp.broadcast_to(x, (count, *x.shape[1:]))
+        for name, x in params.items()
+    }
+
+
+def _is_drawn_per_image(transform: Transform, count: int) -> bool:
+    return bool(transform.parameters) and (transform.per_sample or count == 0)
+
+
 def _sample_transform(transform: Transform, keys: Any, index: int, size: Any, boxes: Any) -> Params:
     def one(key: Any, boxes: Any, size: Any) -> Params:
         return transform.sample(jax.random.fold_in(key, index), size, *boxes)
 
-    count = keys.shape[0]
-    if not transform.parameters:
-        return {}
-    if transform.per_sample or count == 0:
-        axes = (0, 0, tuple(None if is_static(side) else 0 for side in size))
-        return dict(jax.vmap(one, in_axes=axes)(keys, tuple(boxes), tuple(size)))
-    if not is_static(*size):
-        raise sizes_differ(repr(transform))
-    return {name: jnp.broadcast_to(x, (count,)) for name, x in one(keys[0], (), size).items()}
+    axes = (0, 0, tuple(None if is_static(side) else 0 for side in size))
+    return dict(jax.vmap(one, in_axes=axes)(keys, tuple(boxes), tuple(size)))
+
+
+def _sample_batch(transforms: Sequence[Transform], keys: Any, size: Any) -> Draws:
+    """Draw the parameters of transforms that draw once for a batch, from its first key."""
+    count, params, sizes = keys.shape[0], [], [size]
+    for transform in transforms[:-1]:
+        sizes.append(transform.output_size(sizes[-1]))
+    for index, transform in enumerate(transforms):
+        drawn: Params = {}
+        if transform.parameters and not _is_drawn_per_image(transform, count):
+            if not is_static(*sizes[index]):
+                raise sizes_differ(repr(transform))
+            draw = functools.partial(_sample_transform, transform)
+            first = _map_keys(lambda keys: draw(keys, index, sizes[index], ()), keys[:1])  # noqa: B023
+            drawn = {name: jnp.broadcast_to(x[:1], (count,)) for name, x in first.items()}
+        params.append(drawn)
+    return tuple(params)
+
+
+def _map_keys(fn: Callable[..., Any], keys: Any, *args: Any) -> Any:
+    """Return ``per_image(fn, keys, *args)``; arrays of keys are passed as their words."""
+    typed = jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
+    if not typed:
+        return per_image(fn, keys, *args)
+    impl = jax.random.key_impl(keys)
+
+    def of_words(words: Any, *args: Any) -> Any:
+        return fn(jax.random.wrap_key_data(words, impl=impl), *args)
+
+    return per_image(of_words, jax.random.key_data(keys), *args)
 
 
 def _checked_size(size: Any, count: int) -> tuple[Any, ...]:
@@ -331,7 +382,14 @@ class Compose:
         objects: tuple[Any, ...] = ()
         if boxes is not None and any(transform.needs_boxes for transform in self.transforms):
             objects = checked_boxes(boxes, boxes_valid, keys.shape[0], self.targets.boxes)
-        draw = functools.partial(_sample, self.transforms)
+        transforms = self.transforms
+
+        def draw(keys: Any, objects: Any, size: Any) -> Draws:
+            own = _map_keys(functools.partial(_sample, transforms), keys, objects, size)
+            own = [_full(params, keys.shape[0]) for params in own]
+            of_batch = _sample_batch(transforms, keys, size)
+            return tuple(a | b for a, b in zip(own, of_batch, strict=True))
+
         return tuple(on_batch(draw, 1, keys, objects, size))
 
     def apply(self, images: Any, params: Draws | None = None, labels: Any = None) -> Any:
@@ -374,10 +432,16 @@ class Compose:
         ]
         if labels is not None:
             labels = checked_labels(labels, count)
-        size, largest = (batch.height, batch.width), batch.largest
-        chain = ChainBuilder(*size, batch.channels, batch.dtype, self.scale, largest)
+
+        def fold(values: list[Params], size: tuple[Any, Any]) -> list[BatchPass]:
+            chain = ChainBuilder(*size, batch.channels, batch.dtype, self.scale, batch.largest)
+            transforms = [transform for transform, _ in steps]
+            fuse = jax.default_backend() == "cpu"
+            return list(passes(self, list(zip(transforms, values, strict=True)), chain, fuse))
+
+        parts = per_image(fold, [values for _, values in steps], (batch.height, batch.width))
         pixels = images
-        for part in passes(self, steps, chain):
+        for part in parts:
             pixels, labels = part.run(pixels, labels, frames or 1)
         pixels = jnp.asarray(pixels)
         if to_uint16:
@@ -400,10 +464,20 @@ class Compose:
         """
         fields = images if isinstance(images, dict) else {"image": images}
         check_fields(fields, self.transforms)
+        used = {name: fields[name] for name in (*FIELDS, "label") if name in fields}
+        jitted = None if compat.is_tracing() else _jitted(self)
+        if jitted is None or not _is_jittable([key_or_keys, used, labels]):
+            return self._sample_and_apply(key_or_keys, images, labels)
+        if not isinstance(images, dict):
+            return jitted(key_or_keys, images, labels)
+        return fields | jitted(key_or_keys, used, labels)
+
+    def _sample_and_apply(self, key_or_keys: Any, images: Any, labels: Any) -> Any:
+        fields = images if isinstance(images, dict) else {"image": images}
         count, size = batch_count(fields["image"])
         keys = key_or_keys
         if is_single_key(keys):
-            keys = jax.random.split(keys, count)
+            keys = _split(keys, count)
         elif keys.shape[0] != count:
             raise ValueError(f"keys: expected {count} keys, one per image, got {keys.shape[0]}")
         params = self.sample(keys, size, fields.get("boxes"), fields.get("boxes_valid"))
@@ -433,6 +507,59 @@ class Compose:
             elif isinstance(transform, Normalize) and source is Dtype.U8:
                 source = Dtype.F32
         return source
+
+
+def _split(key: Any, count: int) -> Any:
+    """Return ``jax.random.split(key, count)``."""
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    threefry = str(jax.random.key_impl(key)) == "threefry2x32"
+    if not threefry or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
+        return jax.random.split(key, count)
+
+    def fold(words: Any, numbers: Any) -> Any:
+        keys = jax.random.wrap_key_data(words, impl="threefry2x32")
+        # The split of such a key is the fold of the numbers from 0.
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(keys[0], numbers)
+        return jax.random.key_data(keys)
+
+    words = jax.random.key_data(key) if typed else key
+    split = per_image(fold, words[None], jnp.arange(count, dtype=jnp.uint32))
+    return jax.random.wrap_key_data(split, impl="threefry2x32") if typed else split
+
+
+# The jitted call of each chain, with the settings that it was traced with.
+_JITTED: weakref.WeakKeyDictionary[Compose, tuple[tuple[Any, ...], Any]]
+_JITTED = weakref.WeakKeyDictionary()
+
+
+def _jitted(aug: Compose) -> Any:
+    """Return the call of a chain as one compiled program; None if its transforms may change."""
+    settings = (aug.transforms, aug.dtype, aug.layout, aug.scale, aug.targets)
+    cached = _JITTED.get(aug)
+    if cached is None or any(a is not b for a, b in zip(cached[0], settings, strict=True)):
+        function = jax.jit(copy.copy(aug)._sample_and_apply) if _is_frozen(aug.transforms) else None
+        cached = _JITTED[aug] = settings, function
+    return cached[1]
+
+
+def _is_frozen(transforms: Sequence[Transform]) -> bool:
+    def is_frozen(transform: Transform) -> bool:
+        declared = getattr(type(transform), "__dataclass_params__", None)
+        inner = getattr(transform, "transforms", ())
+        return declared is not None and declared.frozen and _is_frozen(inner)
+
+    return all(map(is_frozen, transforms))
+
+
+def _is_jittable(values: Any) -> bool:
+    """Return True for arrays that `jax.jit` accepts without losing high bits of integers."""
+
+    def accepts(leaf: Any) -> bool:
+        if isinstance(leaf, np.ndarray):
+            return leaf.dtype.kind != "O" and not (leaf.dtype.kind in "iu" and leaf.itemsize == 8)
+        return isinstance(leaf, jax.Array)
+
+    return all(map(accepts, jax.tree.leaves(values, is_leaf=lambda x: isinstance(x, Ragged))))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,10 @@ from jaxkern.core.keys import epoch_key, fold_records, split_int64
 from jaxkern.image.chain.fold import ChainBuilder
 from jaxkern.image.chain.plan import ChainPlan
 from jaxkern.image.compose.batch import checked_images, checked_parameters
-from jaxkern.image.compose.compose import Compose, passes
+from jaxkern.image.compose.compose import BatchPass, Compose, passes
 from jaxkern.image.compose.targets import fill_bytes, mask_transforms
-from jaxkern.image.ops import Call, Stage, StagesPlan, stages_attributes
+from jaxkern.image.ops import MAX_STAGES, Call, Stage, StagesPlan, stages_attributes
+from jaxkern.image.parameters.per_image import per_image
 
 _Derive = Callable[[jax.Array], jax.Array] | None
 
@@ -142,11 +143,20 @@ class _DrawingProgram:
         shape = (count, *(1 if side is None else side for side in self._shape))
         batch = checked_images(jax.ShapeDtypeStruct(shape, self._dtype))
         checked = checked_parameters(aug.transforms, params, count)
-        chain = ChainBuilder(size[0], size[1], batch.channels, batch.dtype, aug.scale)
-        first, *others = passes(aug, list(zip(aug.transforms, checked, strict=True)), chain)
+
+        def fold(params: Any, size: Any) -> list[BatchPass]:
+            chain = ChainBuilder(size[0], size[1], batch.channels, batch.dtype, aug.scale)
+            steps = list(zip(aug.transforms, params, strict=True))
+            return list(passes(aug, steps, chain, fuse=True))
+
+        first, *others = per_image(fold, checked, size)
         if others:
             raise ValueError(f"{aug!r}: expected no kind 'jax' and no change of channels")
-        return first.stages.finish()
+        if len(first.calls) > 1:
+            raise ValueError(
+                f"{aug!r}: expected at most {MAX_STAGES} stages, which fit in one call"
+            )
+        return first.calls[0] if first.calls else None
 
 
 def library() -> Any:

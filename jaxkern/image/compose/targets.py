@@ -41,6 +41,8 @@ from jaxkern.image.transforms.moves import (
 from jaxkern.image.transforms.transform import Params, Parts, Size, Transform, set_fields
 
 _FLAGS = {"boxes": "boxes_valid", "keypoints": "keypoints_visible"}
+#: names of images and their targets
+FIELDS = ("image", "mask", *_FLAGS, *_FLAGS.values())
 # Names of targets in other libraries.
 _OTHER_NAMES = {
     **dict.fromkeys(("masks", "segmentation_mask"), "mask"),

@@ -105,7 +105,7 @@ def _row(magnitude: Magnitude | None, bins: int, size: Any, xp: Any) -> Any:
         return xp.zeros(bins)
     side = 1 if magnitude.side is None else size[magnitude.side]
     last = side * magnitude.last / magnitude.divisor
-    row = magnitude.first + (last - magnitude.first) * np.arange(bins) / (bins - 1)
+    row = magnitude.first + (last - magnitude.first) * np.arange(float(bins)) / (bins - 1)
     return xp.asarray(np.round(row) if magnitude.integer else row)
 
 
@@ -388,10 +388,14 @@ class AugMix(_Policy):
         magnitude = self._drawn(op, magnitude_bin, 10, size, fractions[2])
         used: Any = np.ones((width, depth), bool)
         if self.chain_depth < 1:
-            depths = jax.random.randint(depth_key, (width, 1), 1, depth + 1, jnp.int32)
+            depths = 1 + uniform_below(jax.random.uniform(depth_key, (width, 1)), depth)
             used = jnp.arange(depth) < depths
         # Normalized gamma variates have a Dirichlet distribution, and a beta distribution for two.
-        log_gamma = jax.random.loggamma(weight_key, self.alpha, (width + 2,), jnp.float32)
+        shape = (width + 2,)
+        if self.alpha == 1.0:
+            log_gamma = jnp.log(jax.random.exponential(weight_key, shape, jnp.float32))
+        else:
+            log_gamma = jax.random.loggamma(weight_key, self.alpha, shape, jnp.float32)
         return {
             "op": jnp.where(used, op, -1),
             "magnitude": jnp.where(used, magnitude, 0.0),

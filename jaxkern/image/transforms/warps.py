@@ -230,9 +230,10 @@ class RandomPerspective(_Warp):
         apply_key, corner_key = jax.random.split(key)
         fraction = jax.random.uniform(corner_key, (4, 2), jnp.float32)
         sides = jnp.stack([jnp.asarray(side, jnp.int32) for side in (size[1], size[0])])
+        half = sides // 2
         with jax.enable_x64(True):  # float32 rounds 0.29 * 100 up to the next integer
             share = jnp.asarray(self.distortion_scale, jnp.float64)
-            reach = (share * (sides // 2)).astype(jnp.int32) + 1
+            reach = (share * half).astype(jnp.int32) + 1
         inwards = uniform_below(fraction, reach)
         # As in torchvision: 0 to reach - 1 near the first, side - reach to side - 1 near the last.
         last = jnp.asarray(_LAST)

@@ -15,6 +15,7 @@ from PIL import Image
 import jaxkern as jk
 from jaxkern.image import jpeg, ops
 from jaxkern.image.chain.plan import Layout
+from jaxkern.image.parameters import per_image
 from jaxkern.image.program.program import program_operands
 from jaxkern.testing.check import OpCheck, check_names
 from jaxkern.xpcs import ops as xpcs
@@ -159,6 +160,28 @@ def image_stages(dtype: Any) -> Callable[[], dict[str, Any]]:
         return _captured(ops.stages, lambda: aug.apply(_images(dtype), params))
 
     return make
+
+
+def image_parameters() -> dict[str, Any]:
+    """Random numbers of keys, choices from a table, and arithmetic of all operands."""
+
+    def draw(words: Any, x: Any, flag: Any) -> Any:
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")[0]
+        fraction = jax.random.uniform(key, (1, 3))
+        order = jax.random.permutation(jax.random.fold_in(key, 1), 3)[None]
+        chosen = jnp.asarray([0.5, -1.0, 2.0])[order]
+        return (
+            jnp.where(flag[:, None], x * fraction, jnp.sin(x)) + chosen,
+            order,
+            flag | (x[:, 0] > 0),
+        )
+
+    random = np.random.default_rng(4)
+    words = jnp.asarray(random.integers(0, 2**32, (8, 2), np.uint32))
+    x = jnp.asarray(random.normal(size=(8, 3)), jnp.float32)
+    flag = jnp.arange(8) % 3 == 0
+    run = functools.partial(per_image.per_image, draw, words, x, flag)
+    return _captured(per_image.parameters, run, per_image)
 
 
 def image_stages_ragged() -> dict[str, Any]:
@@ -340,11 +363,13 @@ def _images(dtype: Any) -> Any:
     return jnp.asarray(levels if dtype == np.uint8 else levels / 255, dtype)
 
 
-def _captured(op: jk.Op, run: Callable[[], Any]) -> dict[str, Any]:
+def _captured(op: jk.Op, run: Callable[[], Any], module: Any = ops) -> dict[str, Any]:
     """Return the operands and static arguments with which a function calls an op over a batch."""
     seen: list[tuple[Any, Any]] = []
 
     class Recorder:
+        target = op.target
+
         def __call__(self, *operands: Any, batch_dims: int, **static: Any) -> Any:
             seen.append((operands, static))
             return op(*operands, batch_dims=batch_dims, **static)
@@ -353,12 +378,12 @@ def _captured(op: jk.Op, run: Callable[[], Any]) -> dict[str, Any]:
         run()
         return seen[0][0]
 
-    name = next(n for n, value in vars(ops).items() if value is op)
-    setattr(ops, name, Recorder())
+    name = next(n for n, value in vars(module).items() if value is op)
+    setattr(module, name, Recorder())
     try:
         operands = jax.jit(given)()  # one program, which drops the op's call
     finally:
-        setattr(ops, name, op)
+        setattr(module, name, op)
     static = seen[0][1]
     count = max(x.shape[0] for x in operands)
     samples = [tuple(x[min(i, x.shape[0] - 1)] for x in operands) for i in range(count)]
@@ -397,6 +422,7 @@ _CASES: dict[str, tuple[Callable[[], dict[str, Any]], list[str]]] = {
     "image_mix-f32": (image_mix(np.float32), _OP_ROWS),
     "image_mix-u8": (image_mix(np.uint8), _FORWARD_ROWS),
     "image_mix-bf16": (image_mix(jnp.bfloat16), _REVERSE_ROWS),
+    "image_parameters": (image_parameters, _OP_ROWS),
     "image_program-f32": (image_program(np.float32), _OP_ROWS),
     "image_program-u8": (image_program(np.uint8), _DTYPE_ROWS),
     "image_stages-f32": (image_stages(np.float32), ["reverse"]),

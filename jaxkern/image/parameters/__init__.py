@@ -1,0 +1,1 @@
+"""Native computation of an image's parameters, from JAX functions of one image."""
