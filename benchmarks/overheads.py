@@ -1,4 +1,4 @@
-"""Overheads of jaxkern: import, tracing and compiling, memory, tools that are not in use.
+"""Overheads of jaxkern: import, commands, plots, tracing, memory, tools that are not in use.
 
 Import times are measured in new processes, compile times with new functions in one process. Memory
 is the peak of a process minus the input and the output of the call. A jitted call is timed in
@@ -9,8 +9,10 @@ list of transforms is measured in a new process, and its draws per 64 of 4,096 i
 from __future__ import annotations
 
 import re
+import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from statistics import median
@@ -47,6 +49,33 @@ def import_seconds() -> float:
     """Return the seconds of importing jaxkern after jax in a new process."""
     command = [sys.executable, "-P", "-c", IMPORTS]
     return float(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def command_seconds() -> float:
+    """Return the CPU seconds of ``jaxkern --version`` beyond those of an empty program."""
+
+    def seconds(*arguments: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-P", *arguments], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return seconds("-m", "jaxkern", "--version") - seconds("-c", "")
+
+
+def plot_seconds() -> float:
+    """Return the CPU seconds of the plots of g2 of 216 bins, without importing matplotlib."""
+    bins = np.arange(1, 217).repeat(128).reshape(432, 64)
+    phi = np.tile(np.linspace(-90, 70, 9), 24)
+    qmap = jk.xpcs.QMap(bins, q=np.linspace(0.01, 0.1, 24).repeat(9), phi=phi)
+    frames = np.random.default_rng(0).poisson(1.0, (1024, 432, 64)).astype(np.uint8)
+    result = jk.xpcs.multitau(frames, qmap, overview=True, frame_time=0.01, progress=False)
+    with tempfile.TemporaryDirectory() as folder:
+        import matplotlib.backends.backend_agg  # noqa: F401
+
+        start = time.process_time()
+        jk.xpcs.plot_correlations(folder, result)
+        return time.process_time() - start
 
 
 def compile_seconds(rounds: int) -> list[tuple[float, float]]:
@@ -132,6 +161,8 @@ def main() -> None:
     bench = harness.Benchmark(__doc__, rounds=(15, 5))
     processes = harness.progress(range(bench.rounds + 1), "imports")
     imports = [import_seconds() for _ in processes][1:]  # the first fills the file cache
+    commands = [command_seconds() for _ in range(bench.rounds)]
+    plots = [plot_seconds() for _ in range(3)]
     compiles = compile_seconds(bench.rounds)
     empty, apply = (median(pair[i] for pair in compiles) for i in range(2))
     processes = harness.progress(range(bench.rounds // 2 + 1), "watches")
@@ -139,6 +170,8 @@ def main() -> None:
     alone, watched = (median(pair[i] for pair in calls) for i in range(2))
     values = [
         ("import jaxkern beyond import jax, ms", 1e3 * median(imports), 60),
+        ("jaxkern --version beyond an empty program, ms of CPU", 1e3 * median(commands), 100),
+        ("plots of the correlations of 216 bins, s of CPU", median(plots), 1),
         ("tracing and compiling apply beyond an empty function, ms", 1e3 * (apply - empty), 60),
         ("a jitted call after watch_compiles beyond one without, us", 1e6 * (watched - alone), 1),
     ]
