@@ -130,7 +130,7 @@ def test_a_lasting_failure_names_file_range_attempts_and_cause(tmp_path, monkeyp
         assert delivered == [*range(8)]
 
 
-def test_errors_that_last_are_raised_at_once(tmp_path):
+def test_errors_that_last_are_raised_at_once(tmp_path, monkeypatch):
     for name in "xyz":
         (tmp_path / name).write_bytes(b"data")
     with (
@@ -140,7 +140,7 @@ def test_errors_that_last_are_raised_at_once(tmp_path):
         cached(f"{server.url}/{{x,y,z}}", tmp_path / "cache")
     assert not list(tmp_path.glob("cache/*/*"))
     with serving(tmp_path, lambda *_: "403") as server:
-        with raises(FileNotFoundError, f"{server.url}/x.jkp: no such file"):
+        with raises(remote.RemoteError, f"{server.url}/x.jkp cannot be read", "403"):
             PackedSource(f"{server.url}/x.jkp")
         assert len(server.requests) == 2  # HEAD and GET of fsspec
         with raises(ValueError, "WebDataset shards are read from local files", "cached"):
@@ -152,6 +152,12 @@ def test_errors_that_last_are_raised_at_once(tmp_path):
         with raises(ValueError, "both URLs and local paths"):
             (tmp_path / "y.jkp").touch()
             PackedSource([f"{server.url}/x.jkp", tmp_path / "y.jkp"])
+        with raises(FileNotFoundError, f"{server.url}/no.jkp: no such file"):
+            server.fault = lambda *_: ""
+            PackedSource(f"{server.url}/no.jkp")
+    monkeypatch.setattr(remote, "_ATTEMPTS", 2)
+    with raises(remote.RemoteError, "2 attempts failed", "Cannot connect"):
+        PackedSource(f"{server.url}/x.jkp")
 
 
 @pytest.mark.parametrize("mask", ["raise", "mask"])

@@ -190,12 +190,13 @@ async def _retry(
             async with _slots:
                 return await asyncio.wait_for(attempt(), _TIMEOUT)
         except Exception as error:
-            last = _is_permanent(error)
-            if last and isinstance(error, FileNotFoundError):
+            last, cause = _is_permanent(error), _cause_of(error)
+            missing = isinstance(error, FileNotFoundError) and _status_of(cause) not in (401, 403)
+            if last and missing:
                 raise FileNotFoundError(f"{what}: no such file") from error
             if last or number == attempts:
                 late = isinstance(error, TimeoutError)
-                reason = f"no answer within {_TIMEOUT:g} s" if late else describe_exception(error)
+                reason = f"no answer within {_TIMEOUT:g} s" if late else describe_exception(cause)
                 count = f"{number} attempts failed, the last with " if number > 1 else ""
                 raise RemoteError(f"{what} cannot be read: {count}{reason}") from error
         wait = min(_FIRST_WAIT * 2 ** (number - 1), _LONGEST_WAIT)
@@ -203,11 +204,18 @@ async def _retry(
     raise AssertionError
 
 
+def _cause_of(error: BaseException) -> BaseException:
+    # fsspec raises FileNotFoundError for failed connections and for forbidden files, too.
+    return (isinstance(error, FileNotFoundError) and error.__cause__) or error
+
+
+def _status_of(cause: BaseException) -> Any:
+    return getattr(cause, "status", vars(cause).get("code"))
+
+
 def _is_permanent(error: BaseException) -> bool:
-    cause = error
-    if isinstance(error, FileNotFoundError):  # fsspec raises it for failed connections, too
-        cause = error.__cause__ or error
-    status = getattr(cause, "status", vars(cause).get("code"))
+    cause = _cause_of(error)
+    status = _status_of(cause)
     if isinstance(status, int):
         return 400 <= status < 500 and status not in (408, 425, 429)
     if cause is not error:
