@@ -1,9 +1,8 @@
-"""Overheads of `jaxkern.execution`: `jit` compared with `jax.jit`, unused options, graphs.
+"""Overheads of `jaxkern.execution`: `jit` compared with `jax.jit`, unused options.
 
 Bars: 20 us for a cached call in addition to ``jax.jit``, and 1 us for an operator in addition to
-its ``forward``. A graph of sleeping operators may take 20% longer than its critical path. Overheads
-are medians of the differences between consecutive turns of two arms. The turns are milliseconds
-apart, so that a change of the machine's speed affects both.
+its ``forward``. Overheads are medians of the differences between consecutive turns of two arms. The
+turns are milliseconds apart, so that a change of the machine's speed affects both.
 """
 
 from __future__ import annotations
@@ -105,32 +104,6 @@ def microseconds(fn: Callable[..., Any], args: tuple[Any, ...]) -> float:
     return 1e6 * (time.perf_counter() - started) / CALLS
 
 
-def graph_ratio(rounds: int) -> float:
-    """Return the median ratio of the time of random sleeping graphs and their critical paths."""
-    rng = np.random.default_rng(0)
-    ratios = []
-    for _ in range(rounds):
-        seconds = rng.uniform(0.01, 0.1, 16)
-        inputs = [rng.choice(i, rng.integers(0, min(i, 2) + 1), replace=False) for i in range(16)]
-        ops = [ex.operator(lambda x, s=s: time.sleep(s) or 1, host=True) for s in seconds]
-
-        def graph(x: Any, ops: Any = ops, inputs: Any = inputs) -> Any:
-            values: list[Any] = []
-            for op, before in zip(ops, inputs, strict=True):
-                values.append(op([values[i] for i in before] or x))
-            return values
-
-        path: list[float] = []
-        for s, before in zip(seconds, inputs, strict=True):
-            path.append(s + max((path[i] for i in before), default=0.0))
-        run = ex.structural_jit(graph, execution_strategy="parallel")
-        run(0)
-        started = time.perf_counter()
-        run(0)
-        ratios.append((time.perf_counter() - started) / max(path))
-    return statistics.median(ratios)
-
-
 def main() -> None:
     bench = harness.Benchmark(__doc__, rounds=(400, 60))
     calls = cases()
@@ -150,10 +123,8 @@ def main() -> None:
         low, added, high = statistics.quantiles([a - b for a, b in times[name]], n=4)
         cells = [f"{ours:.2f}", f"{theirs:.2f}", f"{added:.2f}", f"{low:.2f} to {high:.2f}"]
         rows.append([name, *cells, f"{bar:.1f}", harness.at_most(added, bar)])
-    ratio = graph_ratio(4 if bench.quick else 12)
-    graph = f"Random graphs of 16 sleeping operators take {ratio:.3f} of their critical path."
     header = " | jaxkern, us | without, us | added, us | quartiles | bar, us | "
-    bench.write([*harness.table(header, "lrrrrrl", rows), "", graph], microseconds=times)
+    bench.write(harness.table(header, "lrrrrrl", rows), microseconds=times)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Settings of the documentation: `make docs` writes it to build/docs, warnings are errors."""
 
 import importlib
+import re
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -50,10 +51,28 @@ MODULES = {
 }
 
 
+def users(module: str, name: str, code: dict[str, str]) -> list[str]:
+    """Return at most four pages whose Python code uses a public name."""
+    short = module.removeprefix("jaxkern").removeprefix(".")
+    used = rf"\b(?:jk|jaxkern)\.(?:{short}\.)?{name}\b" + (
+        rf"|\b{short}\.{name}\b" if short else ""
+    )
+    if name[0].isupper():
+        used += rf"|\b{name}\b"
+    return [page for page, text in code.items() if re.search(used, text)][:4]
+
+
 def write_api(_) -> None:
     """Write a page for each module: tables of its public names, then their docstrings."""
-    folder = Path(__file__).parent / "reference" / "api"
+    docs = Path(__file__).parent
+    folder = docs / "reference" / "api"
     folder.mkdir(exist_ok=True)
+    pages = [page for page in sorted(docs.rglob("*.md"), reverse=True) if page.parent != folder]
+    blocks = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    code = {
+        f"/{page.relative_to(docs).with_suffix('')}": "".join(blocks.findall(page.read_text()))
+        for page in pages
+    }
     described: dict[int, str] = {}
     # The names that jaxkern re-exports are described by the module that defines them.
     for name in sorted(MODULES, key=lambda name: name == "jaxkern"):
@@ -92,6 +111,9 @@ def write_api(_) -> None:
                 lines += ["", f".. auto{kind}:: {public}"]
                 if kind == "class":
                     lines += ["   :members:"]
+                if shown := users(name, public, code):
+                    links = ", ".join(f":doc:`{page}`" for page in shown)
+                    lines += ["", f"   .. seealso:: {links}"]
         lines += [f"\n.. autodata:: {public}" for public in constants]
         lines += ["```", ""]
         (folder / f"{name}.md").write_text("\n".join(lines))

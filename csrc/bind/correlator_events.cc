@@ -104,8 +104,8 @@ nb::object multitau_events(const std::optional<Words>& words, int64_t pixel_base
   BinSums sums;
   {
     Unlocked unlocked;
-    OwnThreads own(threads);
-    correlate_events(own.executor(), input, frames, frame_pixels, dpl, pixels, bytes, cells, &sums);
+    correlate_events(executor_with(threads), input, frames, frame_pixels, dpl, pixels, bytes, cells,
+                     &sums);
   }
   if (cells.stopped()) return nb::none();
   return to_python(std::move(sums), n_static, n_dynamic);
@@ -152,8 +152,7 @@ void make_pairs(EventPairs* self, const std::optional<Words>& words, int64_t pix
   map.sum = frames.sum;
   map.first_frame = frames.first_frame;
   Unlocked unlocked;
-  OwnThreads own(threads);
-  new (self) EventPairs(own.executor(), input, map, pixels.data(), std::move(ends));
+  new (self) EventPairs(executor_with(threads), input, map, pixels.data(), std::move(ends));
 }
 
 nb::ndarray<nb::numpy, uint64_t> totals_of(const EventPairs& self) {
@@ -174,9 +173,8 @@ void write_rows(EventPairs& self, int64_t first, const Factors& factors, const D
     throw nb::value_error("factors, divisors, out: an array has another shape than expected");
   }
   Unlocked unlocked;
-  OwnThreads own(threads);
-  self.rows(own.executor(), first, first + groups, factors.data(), divisors.data(), pixels, row,
-            rows, out.data());
+  self.rows(executor_with(threads), first, first + groups, factors.data(), divisors.data(), pixels,
+            row, rows, out.data());
 }
 
 }  // namespace

@@ -92,8 +92,7 @@ nb::object multitau(const Frames& frames, const Integers& pixel, const Integers&
   std::string problem;
   {
     Unlocked unlocked;
-    OwnThreads own(threads);
-    problem = correlate(own.executor(), rows, frame_pixels,
+    problem = correlate(executor_with(threads), rows, frame_pixels,
                         static_cast<int64_t>(frames.shape(0)) / average, dpl, pixels, cells, &sums);
   }
   if (!problem.empty()) throw nb::value_error(problem.c_str());
@@ -150,8 +149,8 @@ void add_frames(const Frames& frames, int64_t seen, const std::vector<StateArray
   if (seen < 0) throw nb::value_error("seen: expected 0 or more");
   const MultiTauState state = state_of(arrays, delays, pixels, real, missing.has_value());
   Unlocked unlocked;
-  OwnThreads own(threads);
-  update(own.executor(), rows, pixels, sums, seen, delays, missing_of(missing, seen + sums), state);
+  update(executor_with(threads), rows, pixels, sums, seen, delays, missing_of(missing, seen + sums),
+         state);
 }
 
 // Returns the sums, means, squares and counts of preceding pixels.
@@ -206,10 +205,9 @@ nb::tuple bin_sums(const std::vector<StateRead>& arrays, int64_t seen, int64_t f
   std::string problem;
   {
     Unlocked unlocked;
-    OwnThreads own(threads);
-    problem =
-        reduce(own.executor(), state, delays, seen, average, missing_of(missing, seen), pixels,
-               offset ? offsets.data() : pixels.pixel, carried ? &sums_before : nullptr, &sums);
+    problem = reduce(executor_with(threads), state, delays, seen, average,
+                     missing_of(missing, seen), pixels, offset ? offsets.data() : pixels.pixel,
+                     carried ? &sums_before : nullptr, &sums);
   }
   if (!problem.empty()) throw nb::value_error(problem.c_str());
   return to_python(std::move(sums), n_static, n_dynamic);
@@ -223,8 +221,7 @@ nb::object totals_of_frames(const FrameRows& rows, int64_t count, int64_t pixels
   std::vector<Wide> totals(masks.size() * static_cast<size_t>(count));
   {
     Unlocked unlocked;
-    OwnThreads own(threads);
-    frame_sums(own.executor(), rows, count, pixels, image, squares, masks,
+    frame_sums(executor_with(threads), rows, count, pixels, image, squares, masks,
                reinterpret_cast<char*>(totals.data()));
   }
   auto* kept = new std::vector<Wide>(std::move(totals));

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <thread>
 #include <utility>
@@ -14,6 +13,7 @@
 
 #include "core/parallel.h"
 #include "correlators/multitau.h"
+#include "ring/waiters.h"
 
 namespace jaxkern::correlators {
 
@@ -23,28 +23,14 @@ using Integers = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::devic
 using Cells = nb::ndarray<int64_t, nb::shape<2>, nb::c_contig, nb::device::cpu>;
 using Made = nb::ndarray<nb::numpy, double>;
 
-// Threads of one call, which end with the call.
-class OwnThreads {
- public:
-  explicit OwnThreads(int64_t threads) {
-    executor_.workers =
-        threads > 0 ? threads : std::max<int64_t>(1, std::thread::hardware_concurrency());
-    executor_.schedule = [this](std::function<void()> task) {
-      threads_.emplace_back(std::move(task));
-    };
-  }
-  ~OwnThreads() { join(); }
-  // Waits for the helpers of a loop, which end soon after it.
-  void join() {
-    for (std::thread& thread : threads_) thread.join();
-    threads_.clear();
-  }
-  const Executor& executor() const { return executor_; }
-
- private:
-  Executor executor_;
-  std::vector<std::thread> threads_;
-};
+// Up to `threads` threads, or all cores, of the pool whose idle threads remain for later loops.
+inline Executor executor_with(int64_t threads) {
+  Executor executor;
+  executor.workers =
+      threads > 0 ? threads : std::max<int64_t>(1, std::thread::hardware_concurrency());
+  executor.schedule = ring::run_in_thread;
+  return executor;
+}
 
 // Kernels run without the interpreter's lock, while another thread can write to the caller's
 // arrays. Numbers that are used as indices are therefore copied, and the copies are checked.

@@ -1,6 +1,7 @@
 // One thread for each concurrent task, and a few idle threads.
 #include "ring/waiters.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <iterator>
@@ -30,7 +31,7 @@ struct Waiters {
 
   void serve(Threads::iterator self) {
     std::unique_lock<std::mutex> lock(mutex);
-    while (!tasks.empty() || (joining == 0 && idle < kIdleWaiters)) {
+    while (!tasks.empty() || (joining == 0 && idle < idle_waiters())) {
       ++idle;
       work.wait(lock, [this] { return joining > 0 || !tasks.empty(); });
       --idle;
@@ -65,6 +66,11 @@ struct Waiters {
 };
 
 }  // namespace
+
+size_t idle_waiters() {
+  static const size_t count = std::max(4u, std::thread::hardware_concurrency());
+  return count;
+}
 
 void run_in_thread(std::function<void()> task) {
   auto& all = process_singleton<Waiters>();

@@ -1,5 +1,5 @@
-// Threads for tasks that wait. They must not block XLA's thread pool: while a program waits for a
-// batch, the producer may need the pool to run its own programs.
+// Threads for tasks that wait, and for loops outside of XLA. They must not block XLA's thread pool:
+// while a program waits for a batch, the producer may need the pool to run its own programs.
 #ifndef JAXKERN_RING_WAITERS_H_
 #define JAXKERN_RING_WAITERS_H_
 
@@ -10,13 +10,13 @@
 
 namespace jaxkern::ring {
 
-// Number of idle threads kept for later tasks.
-constexpr size_t kIdleWaiters = 4;
+// Number of idle threads kept for later tasks: one a core, and at least 4.
+size_t idle_waiters();
 
 // Runs `task` in an idle or a new thread. Exceptions of the task are dropped. Throws
 // std::system_error or std::bad_alloc if no thread can be started; then the task has not run.
 //
-// There are as many threads as concurrently waiting tasks, plus at most kIdleWaiters. A fixed
+// There are as many threads as concurrently waiting tasks, plus at most idle_waiters(). A fixed
 // number of threads could deadlock: all of them might wait for a batch that a queued task would
 // put.
 void run_in_thread(std::function<void()> task);

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from jaxkern.core.version import __version__
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 1 for a negative result, 2 for invalid input.
@@ -11,10 +13,13 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
       arguments: command-line arguments without the program's name; None uses ``sys.argv``.
     """
+    words = sys.argv[1:] if arguments is None else arguments
+    if words == ["--version"]:  # without importing the commands
+        print(f"jaxkern, version {__version__}")
+        return 0
     try:
         import click
     except ImportError:
-        words = sys.argv[1:] if arguments is None else arguments
         # `doctor` must work in every installation, without the parser library.
         if words in (["doctor"], ["doctor", "--json"]):
             return run_doctor(as_json="--json" in words)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from importlib import metadata
 
 __version__ = "0.1.0"
 
 
 def installed_versions(*packages: str) -> dict[str, str]:
     """Return the versions of packages; packages that are not installed are omitted."""
+    from importlib import metadata
+
     versions = {}
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -65,7 +65,7 @@ class Permutation:
             listed: Array = _listed(self.count, self._keys)[inverse][values]
             return listed
         if (library := registry.module("cpu")) is not None:
-            images: Array = np.array(values)
+            images: Array = values.copy()  # in C order, so that reshape returns a view
             sides = self.count, int(self._a), int(self._b)
             library.permute(images.reshape(-1), *sides, [*map(int, self._keys)], inverse)
             return images

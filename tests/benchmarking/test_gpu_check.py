@@ -67,11 +67,6 @@ def test_a_dry_run(tmp_path: Path) -> None:
     assert len(re.findall(r"^\| g2 \| [\d.]+ \| within \S+ \|$", text, re.MULTILINE)) == 1
     assert len(re.findall(r"^\| MixUp, f32( \| [\d.]+%?){8} \|$", text, re.MULTILINE)) == 1
     assert re.search(r"\b1 passed\b", text)
-    # No test has this name, with which pytest fails; the other steps are still reported.
-    assert check(page, "--cases", "^g2$", "--tests", "no_such_test").returncode == 1
-    text = page.read_text()
-    assert "| tests | **failed**: exit status 5 |" in text
-    assert "| values of every op | passed |" in text
 
 
 @pytest.mark.slow

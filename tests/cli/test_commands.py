@@ -211,12 +211,16 @@ def test_script_that_fails_because_it_profiles_itself(tmp_path, capfd, monkeypat
         assert text in err
 
 
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert jk.__version__ in capsys.readouterr().out
+
+
 def test_installed_as_a_command_whose_help_imports_no_other_package_than_click():
     (entry,) = metadata.entry_points(group="console_scripts", name="jaxkern")
     assert entry.load() is main
     complete = {"_JAXKERN_COMPLETE": "bash_complete", "COMP_WORDS": "jaxkern xp", "COMP_CWORD": "1"}
     for words, variables, expected in (
-        (["--version"], {}, jk.__version__),
         (["--help"], {}, "roofline"),
         (["xpcs", "correlate", "--help"], {}, "--plots"),
         ([], complete, "xpcs"),

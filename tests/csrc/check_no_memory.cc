@@ -350,7 +350,7 @@ void assembly_without_memory(int64_t first, int64_t width) {
 // ------------------------------------------------------------------------------ waiters
 
 void waiters() {
-  constexpr size_t kTasks = 3 * kIdleWaiters;
+  const size_t kTasks = 3 * idle_waiters();
   std::mutex mutex;
   std::condition_variable changed;
   size_t running = 0, ran = 0;
@@ -380,8 +380,8 @@ void waiters() {
   wait_for([&] { return ran == kTasks; }, "a task did not run");
   // The others end by themselves, as soon as they see that enough of them are idle.
   const Deadline deadline = soon();
-  while (waiter_threads() > kIdleWaiters && Clock::now() < deadline) std::this_thread::yield();
-  expect(waiter_threads() <= kIdleWaiters, "more idle threads than are kept");
+  while (waiter_threads() > idle_waiters() && Clock::now() < deadline) std::this_thread::yield();
+  expect(waiter_threads() <= idle_waiters(), "more idle threads than are kept");
   expect(join_waiters(soon()) && waiter_threads() == 0, "idle threads were not joined");
   // A caller whose deadline passes does not stop another caller from joining.
   open = false;

@@ -108,6 +108,8 @@ def test_native_code_and_numpy_agree(monkeypatch, count):
     positions = np.random.default_rng(count).integers(0, count, 1003)
     order = Permutation(count, 7, 3)
     native = order(positions), order.position_of(positions)
+    columns = positions[1:].reshape(2, -1).T
+    np.testing.assert_array_equal(order(columns).T.ravel(), native[0][1:])
     monkeypatch.setattr(registry, "module", lambda name: None)
     np.testing.assert_array_equal(native, [order(positions), order.position_of(positions)])
 

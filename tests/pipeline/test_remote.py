@@ -4,7 +4,9 @@ that differ between local and remote copies, and caches that remove files in use
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 
 import numpy as np
 import PIL.Image
@@ -128,7 +130,7 @@ def test_a_lasting_failure_names_file_range_attempts_and_cause(tmp_path, monkeyp
         assert delivered == [*range(8)]
 
 
-def test_errors_that_last_are_raised_at_once(tmp_path):
+def test_errors_that_last_are_raised_at_once(tmp_path, monkeypatch):
     for name in "xyz":
         (tmp_path / name).write_bytes(b"data")
     with (
@@ -138,7 +140,7 @@ def test_errors_that_last_are_raised_at_once(tmp_path):
         cached(f"{server.url}/{{x,y,z}}", tmp_path / "cache")
     assert not list(tmp_path.glob("cache/*/*"))
     with serving(tmp_path, lambda *_: "403") as server:
-        with raises(FileNotFoundError, f"{server.url}/x.jkp: no such file"):
+        with raises(remote.RemoteError, f"{server.url}/x.jkp cannot be read", "403"):
             PackedSource(f"{server.url}/x.jkp")
         assert len(server.requests) == 2  # HEAD and GET of fsspec
         with raises(ValueError, "WebDataset shards are read from local files", "cached"):
@@ -150,6 +152,12 @@ def test_errors_that_last_are_raised_at_once(tmp_path):
         with raises(ValueError, "both URLs and local paths"):
             (tmp_path / "y.jkp").touch()
             PackedSource([f"{server.url}/x.jkp", tmp_path / "y.jkp"])
+        with raises(FileNotFoundError, f"{server.url}/no.jkp: no such file"):
+            server.fault = lambda *_: ""
+            PackedSource(f"{server.url}/no.jkp")
+    monkeypatch.setattr(remote, "_ATTEMPTS", 2)
+    with raises(remote.RemoteError, "2 attempts failed", "Cannot connect"):
+        PackedSource("http://127.0.0.1:1/x.jkp")
 
 
 @pytest.mark.parametrize("mask", ["raise", "mask"])
@@ -257,6 +265,7 @@ def test_the_cache_downloads_once_and_notices_replaced_files(tmp_path):
         assert server.gets == 5  # pieces of 2 MiB
         assert cached(urls, tmp_path / "cache") == copies
         assert server.gets == 5
+        assert {*cached(f"{server.url}/*", tmp_path / "cache")} == {copies[0], copies[2]}
         copies[0].write_bytes(b"damaged")
         assert cached(urls, tmp_path / "cache")[0].read_bytes() == data
         (folder / "x").write_bytes(data[::-1])
@@ -267,6 +276,34 @@ def test_the_cache_downloads_once_and_notices_replaced_files(tmp_path):
         with raises(OSError, "was replaced"):
             cached(urls[0], tmp_path / "cache")
         assert not list(tmp_path.glob("cache/*/*.tmp"))
+
+
+def test_a_failed_download_writes_to_no_file_that_is_opened_later(tmp_path, monkeypatch):
+    (tmp_path / "x").write_bytes(bytes(5_000_000))
+    begun, failed, ended = (threading.Event() for _ in range(3))
+    to_thread = asyncio.to_thread
+
+    def late(function, *arguments):
+        def call():
+            begun.set()
+            failed.wait(10)
+            try:
+                function(*arguments)
+            finally:
+                ended.set()
+
+        return to_thread(call)
+
+    monkeypatch.setattr(asyncio, "to_thread", late)
+    with serving(tmp_path, lambda n, path: "403" if n and begun.wait(10) else "") as server:
+        with raises(OSError, "403"):
+            cached(f"{server.url}/x", tmp_path / "cache")
+        later = [(tmp_path / f"later{k}").open("w+b") for k in range(8)]
+        failed.set()
+        assert ended.wait(10)
+        assert not any(os.fstat(file.fileno()).st_size for file in later)
+        for file in later:
+            file.close()
 
 
 def test_the_cache_removes_the_least_recently_used_files(tmp_path, monkeypatch):
@@ -312,6 +349,7 @@ def test_ranges_are_read_together():
         (f, o, n): files[f][o : o + n] for f, o, n in ranges.tolist() if n
     }
     assert sorted(requests) == [(0, 0, 6), (0, 99_990, 100_000), (1, 5, 20)]
+    assert remote.read_ranges(made, ranges[5:]) == {}  # empty arrays only
     reader = remote.RemoteReader(made[1])
     reader.seek(-20, os.SEEK_END)
     assert [reader.read(), reader.read()] == [files[1][-20:], b""]

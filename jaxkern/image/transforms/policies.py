@@ -388,7 +388,9 @@ class AugMix(_Policy):
         magnitude = self._drawn(op, magnitude_bin, 10, size, fractions[2])
         used: Any = np.ones((width, depth), bool)
         if self.chain_depth < 1:
-            depths = jax.random.randint(depth_key, (width, 1), 1, depth + 1, jnp.int32)
+            depths = 1 + uniform_below(
+                jax.random.uniform(depth_key, (width, 1), jnp.float32), depth
+            )
             used = jnp.arange(depth) < depths
         # Normalized gamma variates have a Dirichlet distribution, and a beta distribution for two.
         shape = (width + 2,)

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
-import errno
 import fnmatch
 import functools
 import hashlib
@@ -113,7 +112,8 @@ def _expand_url(url: str, suffixes: Sequence[str], what: str) -> Iterator[Url]:
         found = _run(_retry, f"the list of files {name}", list_folder)
         names = [each["name"] for each in found if each["type"] == "file"]
         files = [Url(system.unstrip_protocol(each)) for each in sorted(names)]
-        files = [file for file in files if fnmatch.fnmatchcase(file.name, pattern)]
+        # Links such as "?C=N;O=D", which sort a list, have no name.
+        files = [file for file in files if file.name and fnmatch.fnmatchcase(file.name, pattern)]
         chosen = [file for file in files if not is_folder or suffix_of(file) in suffixes]
         if not chosen:
             raise FileNotFoundError(f"{name}: no such file ({what})")
@@ -190,12 +190,13 @@ async def _retry(
             async with _slots:
                 return await asyncio.wait_for(attempt(), _TIMEOUT)
         except Exception as error:
-            last = _is_permanent(error)
-            if last and isinstance(error, FileNotFoundError):
+            last, cause = _is_permanent(error), _cause_of(error)
+            missing = isinstance(error, FileNotFoundError) and _status_of(cause) not in (401, 403)
+            if last and missing:
                 raise FileNotFoundError(f"{what}: no such file") from error
             if last or number == attempts:
                 late = isinstance(error, TimeoutError)
-                reason = f"no answer within {_TIMEOUT:g} s" if late else describe_exception(error)
+                reason = f"no answer within {_TIMEOUT:g} s" if late else describe_exception(cause)
                 count = f"{number} attempts failed, the last with " if number > 1 else ""
                 raise RemoteError(f"{what} cannot be read: {count}{reason}") from error
         wait = min(_FIRST_WAIT * 2 ** (number - 1), _LONGEST_WAIT)
@@ -203,11 +204,18 @@ async def _retry(
     raise AssertionError
 
 
+def _cause_of(error: BaseException) -> BaseException:
+    # fsspec raises FileNotFoundError for failed connections and for forbidden files, too.
+    return (isinstance(error, FileNotFoundError) and error.__cause__) or error
+
+
+def _status_of(cause: BaseException) -> Any:
+    return getattr(cause, "status", vars(cause).get("code"))
+
+
 def _is_permanent(error: BaseException) -> bool:
-    cause = error
-    if isinstance(error, FileNotFoundError):  # fsspec raises it for failed connections, too
-        cause = error.__cause__ or error
-    status = getattr(cause, "status", vars(cause).get("code"))
+    cause = _cause_of(error)
+    status = _status_of(cause)
     if isinstance(status, int):
         return 400 <= status < 500 and status not in (408, 425, 429)
     if cause is not error:
@@ -346,7 +354,7 @@ def read_ranges(files: Sequence[RemoteFile], ranges: np.ndarray) -> _Views:
     begin = bases[ranges[:, 0]] + ranges[:, 1]
     end = np.maximum.accumulate(begin + ranges[:, 2])
     first = np.flatnonzero(np.append(True, begin[1:] > end[:-1] + _GAP_BYTES)[: len(begin)])
-    last = np.append(first[1:], len(begin)) - 1
+    last = np.append(first, len(begin))[1:] - 1
     views: _Views = {}
     pieces: list[Awaitable[None]] = []
     for a, b in zip(first.tolist(), last.tolist(), strict=True):
@@ -433,20 +441,21 @@ def cached(
         _in_use.update(copies)
         with ProgressBar(progress and bool(missing), "download", "bytes") as bar:
             done = 0
+            room = asyncio.Semaphore(_REQUESTS)  # bounds memory if the disk is slower than servers
 
-            async def piece(file: RemoteFile, begin: int, out: int) -> None:
+            async def piece(file: RemoteFile, begin: int, out: Path) -> None:
                 nonlocal done
-                data = await file.read(begin, min(begin + _REQUEST_BYTES, file.size))
-                if await asyncio.to_thread(os.pwrite, out, data, begin) < len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.url))
+                async with room:
+                    data = await file.read(begin, min(begin + _REQUEST_BYTES, file.size))
+                    await asyncio.to_thread(_write, out, begin, data)
                 done += len(data)
                 bar.update(done, size)
 
             def download(path: Path) -> None:
                 file = missing[path]
-                with atomic_write(path) as temporary, temporary.open("r+b") as out:
+                with atomic_write(path) as temporary:
                     steps = range(0, file.size, _REQUEST_BYTES)
-                    _run(_gather, [piece(file, begin, out.fileno()) for begin in steps])
+                    _run(_gather, [piece(file, begin, temporary) for begin in steps])
                     file.check_unchanged()
 
             in_threads(download, missing)
@@ -454,6 +463,13 @@ def cached(
             os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
     path_of = {file.url: path for path, file in copies.items()}
     return [path_of[file] if isinstance(file, Url) else file for file in files]
+
+
+def _write(path: Path, begin: int, data: bytes) -> None:
+    # After an error this thread may run longer than its caller, whose descriptors are reused.
+    with path.open("r+b") as file:
+        file.seek(begin)
+        file.write(data)
 
 
 def _copy_of(file: RemoteFile, root: Path) -> Path:

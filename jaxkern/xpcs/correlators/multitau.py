@@ -238,6 +238,11 @@ def _dense_sums(run: PreparedRun, ranges: Ranges, pixels: BinnedPixels, dpl: int
     )
     most_pixels = max(int(_SHARE * available_bytes() / size), 1)
     groups = pixels.split(pixel_tiles(pixels), most_pixels)
+    if len(groups) > 1:
+        run.messages.append(
+            f"the sums of {len(pixels):,} pixels do not fit into the free memory, so all frames "
+            f"are read {len(groups)} times, a part of the pixels each time"
+        )
     sums: list[BinSums | None] = [None] * len(ranges)
     run.bar.begin(selection.n * average * len(groups), source.frame_bytes)
     for number, group in enumerate(groups):

@@ -20,6 +20,12 @@ from jaxkern.xpcs.onetime.result import G2Fit
 _LEAST_GROUPS = 8
 
 
+_NO_RATES = (
+    "frame_time: expected the time between frames in s, for rates in 1/s, got None; "
+    "pass frame_time to {}, or use jaxkern.xpcs.fit_g2 with the delays in frames"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Overview:
     """Means over the frames that were correlated; sums of integer counts are exact.
@@ -138,10 +144,7 @@ class MultiTauResult(BinResult):
           ('jackknife over 20 groups of pixels', True)
         """
         if self.tau is None:
-            raise ValueError(
-                "frame_time: expected the time between frames in s, for rates in 1/s, got None; "
-                "pass frame_time to multitau, or use jaxkern.xpcs.fit_g2 with the delays in frames"
-            )
+            raise ValueError(_NO_RATES.format("multitau"))
         labels: dict[str, Any] = {"q": self.q, "phi": self.phi, "bins": self.bins}
         labels |= {"g2_groups": self.g2_groups}
         if self.g2_groups is None:
@@ -167,9 +170,7 @@ class MultiTauResult(BinResult):
         for k, part in enumerate(self.parts):
             at = np.searchsorted(self.delay, part.delay)
             curves[k, at], pairs[k, at] = part.g2, part.n_pairs
-        scale = np.sqrt(len(self.parts) * pairs / np.maximum(self.n_pairs, 1))
-        mean = curves.mean(0)
-        return np.asarray(mean + (curves - mean) * scale[:, :, None])
+        return _scaled_parts(curves, pairs[:, :, None], self.n_pairs[:, None])
 
     def to_dict(self) -> dict[str, Any]:
         """Return all but the map and the overview as lists and Python numbers, for `json`."""
@@ -241,6 +242,59 @@ class TwoTimeResult(BinResult):
         step = self.frame_time
         return None if step is None else (self.delay * step).astype(np.float64)
 
+    def fit_g2(self, model: Any = "exponential", **options: Any) -> G2Fit:
+        """Fit `g2` of all bins, see `jaxkern.xpcs.fit_g2`.
+
+        Lags are averaged over bins with a ratio of about 1.15, from lag 1, and weighted by their
+        numbers of pairs. Errors come from a jackknife over the five parts in time of `g2_parts`.
+
+        Args:
+          model: "exponential", "stretched", "double", "shear-gaussian", "shear-sinc" or a function.
+          **options: share, bounds, loss and others of `jaxkern.xpcs.fit_g2`.
+
+        Raises:
+          ValueError: the time between frames is unknown, or as `jaxkern.xpcs.fit_g2`.
+
+        Example:
+          >>> import jaxkern as jk
+          >>> frames = jk.xpcs.simulate_frames([0.05], n_frames=500, pixels=300)
+          >>> r = jk.xpcs.twotime(frames, frames.qmap, frame_time=1e-3)
+          >>> fit = r.fit_g2()
+          >>> bool(abs(fit.params["rate"][0] - 50) < 4 * fit.errors["rate"][0])
+          True
+        """
+        if self.frame_time is None:
+            raise ValueError(_NO_RATES.format("twotime"))
+        n = len(self.g2)
+        edges = np.unique(np.geomspace(1, n, 2 + int(np.log(n) / np.log(1.15))).astype(int))
+
+        def averages(g2: Any, pairs: Any, edges: Any) -> tuple[Any, Any]:
+            total = np.add.reduceat(pairs, edges[:-1], axis=-2)
+            weighted = np.where(pairs > 0, g2, 0.0) * pairs
+            with np.errstate(invalid="ignore"):
+                return np.add.reduceat(weighted, edges[:-1], axis=-2) / total, total
+
+        def pairs_of(pairs: Any, lags: int, shape: tuple[int, ...]) -> Any:
+            full = np.broadcast_to(lags - np.arange(lags)[:, None], shape)
+            return (full if pairs is None else pairs).astype(np.float64)
+
+        pairs = pairs_of(self.n_pairs, n, self.g2.shape)
+        g2, total = averages(self.g2, pairs, edges)
+        shape = self.g2_parts.shape
+        short = edges[edges <= shape[1]]
+        curves = np.full((shape[0], *g2.shape), np.nan)
+        counts = np.zeros(curves.shape)
+        at = slice(0, len(short) - 1)
+        parts = pairs_of(self.n_pairs_parts, shape[1], shape)[:, : short[-1]]
+        curves[:, at], counts[:, at] = averages(self.g2_parts[:, : short[-1]], parts, short)
+        lags, widths = (edges[:-1] + edges[1:] - 1) / 2, np.diff(edges)[:, None]
+        labels = {"q": self.q, "phi": self.phi, "bins": self.bins}
+        labels["g2_parts"] = parts = _scaled_parts(curves, counts, total)
+        # The noise of a lag has the variance noise / pairs; parts of the run determine its mean.
+        noise = (parts[:, at].var(0, ddof=1) / len(parts) * (total / widths)[at]).mean(0)
+        errors = np.sqrt(noise * widths / np.maximum(total, 1e-9 * widths))
+        return fit_g2(lags * self.frame_time, g2, errors, model=model, **{**labels, **options})
+
     def fit_data(self, q: float | None = None, tolerance: float = 0.1) -> TwoTimeFitData:
         """Return the matrices of one ring of q, as arguments of `jaxkern.xpcs.fit`.
 
@@ -282,6 +336,13 @@ class TwoTimeResult(BinResult):
         dt = step * self.frame_time
         t = np.arange(self.c2.shape[1]).astype(np.float64) * dt
         return TwoTimeFitData(np.asarray(self.c2[indices]), float(ring), phi, t, dt)
+
+
+def _scaled_parts(curves: Any, pairs: Any, all_pairs: Any) -> NDArray[np.float64]:
+    """Scale the distances of K curves from their mean to the noise of all pairs of the run."""
+    scale = np.sqrt(len(curves) * pairs / np.maximum(all_pairs, 1))
+    mean = curves.mean(0)
+    return np.asarray(mean + (curves - mean) * scale)
 
 
 class TwoTimeFitData(NamedTuple):

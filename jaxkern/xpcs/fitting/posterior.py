@@ -237,7 +237,7 @@ def posterior(
         scale = quantization(loaded)
         symmetric = True if mirrored_angles(loaded).all() else "auto"
         chosen = fit_bounds(bounds, layout, model)
-        space = _Space(fit, free, *chosen.solver)
+        space = _Space(model, fit, free, *chosen.solver)
         arrays = (loaded.array, np.asarray(noise, np.float64))
 
         def sampled(measured: Any, deviations: Any) -> None:
@@ -282,12 +282,19 @@ def posterior(
 class _Space:
     """Standardized coordinates z of the free parameters, in which a Gaussian posterior is round.
 
-    Parameters between two bounds are a logistic function of u, their distance from a single bound
-    is exp(u), and the others are u; and u is u_fit + L z, where L L^T is the covariance of u at the
-    fit.
+    The distance of parameters from a single bound is exp(u). Between two bounds, their share of the
+    range is (softplus(k u) - softplus(k (u - 1))) / k, which is u except near the bounds: sums that
+    the data determine remain linear. Other parameters are u.
+
+    Power laws scale t^exponent + offset have the coordinates y = (log a, a exponent, a + offset),
+    where a = scale T^exponent is the first term at the mean time T: the value and the slope there
+    are determined best. Otherwise y is u. And y is y_0 + L z, where L L^T is the covariance at the
+    fit, limited by the width of the prior.
     """
 
-    def __init__(self, fit: FitResult, free: NDArray[np.bool_], lower: Array, upper: Array) -> None:
+    def __init__(
+        self, model: Model, fit: FitResult, free: NDArray[np.bool_], lower: Array, upper: Array
+    ) -> None:
         covariance = fit.inflation * fit.pcov_independent[np.ix_(free, free)]
         errors = np.sqrt(np.diag(covariance))
         unknown = [
@@ -311,21 +318,62 @@ class _Space:
         distance = np.where(self._single, self._sign * (x - self._only_bound), 1.0)
         distance = np.maximum(distance, 0.5 * errors)
         u = np.where(self._single, np.log(distance), x)
-        self._u = np.where(self._both, np.log(share / (1.0 - share)), u)
+        # Bounds are felt within about a standard error.
+        self._k = k = np.clip(self._width / np.maximum(errors, 1e-300), 4.0, 1e3)
+        bend = np.log(-np.expm1(-k * share)) - np.log(-np.expm1(-k * (1.0 - share)))
+        u = np.where(self._both, share + bend / k, u)
         slope = np.where(self._single, distance, 1.0)
-        slope = np.where(self._both, self._width * share * (1.0 - share), slope)
-        self._factor = np.linalg.cholesky(covariance / np.outer(slope, slope))
+        slope = np.where(self._both, self._width * np.exp(_log_slope(np, u, k)), slope)
+        spread = covariance / np.outer(slope, slope)
+        # The product with the prior of u, whose mean is 1/2.
+        root = np.where(self._both, (1 / 12 + (np.pi / k) ** 2 / 3) ** -0.5, 0.0)
+        inner = np.eye(len(u)) + root[:, None] * spread * root
+        gain = np.linalg.solve(inner, root[:, None] * spread).T
+        u = u - gain @ (root * (u - 0.5))
+        spread -= gain @ (root[:, None] * spread)
+        first, count = len(fit.names) - len(model.parameters), np.cumsum(free) - 1
+        self._time, self._laws = float(model.geometry.times.mean()), []
+        y = u.copy()
+        for law, _ in model.power_laws:
+            members = slice(first + law, first + law + 3)
+            i = int(count[members.start])
+            if free[members].all() and self._both[i : i + 3].all():
+                self._laws.append(i)
+                scale, exponent, offset = (self._low + self._width * u)[i : i + 3]
+                size = max(scale, 1e-6 * self._width[i]) * self._time**exponent
+                y[i : i + 3] = np.log(size), size * exponent, size + offset
+        self._y = y
+        change = np.linalg.inv(jax.jacfwd(lambda y: self._to_u(y)[0])(jnp.asarray(y)))
+        self._factor = np.linalg.cholesky(change @ spread @ change.T)
+
+    def _to_u(self, y: jax.Array) -> tuple[jax.Array, Any]:
+        """Return u, and the logarithm of the volume of dy up to a constant."""
+        u, volume = y, jnp.zeros(())
+        for i in self._laws:
+            size = jnp.exp(y[i])
+            exponent = y[i + 1] / size
+            law = jnp.stack([size * self._time**-exponent, exponent, y[i + 2] - size])
+            part = slice(i, i + 3)
+            u = u.at[part].set((law - self._low[part]) / self._width[part])
+            volume = volume - exponent * np.log(self._time)
+        return u, volume
 
     def __call__(self, z: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return all parameters [p] of the fit, and the logarithm of the volume of dz."""
-        u = self._u + self._factor @ z
-        inside = self._low + self._width * jax.nn.sigmoid(u)
+        u, volume = self._to_u(self._y + self._factor @ z)
+        k = self._k
+        share = (jax.nn.softplus(k * u) - jax.nn.softplus(k * (u - 1.0))) / k
+        inside = self._low + self._width * share
         log_distance = jnp.where(self._single, u, 0.0)  # without overflow of the others
         distant = self._only_bound + self._sign * jnp.exp(log_distance)
         values = jnp.where(self._both, inside, jnp.where(self._single, distant, u))
         x = jnp.asarray(self._base).at[self._free].set(values)
-        volume = jnp.where(self._both, jax.nn.log_sigmoid(u) + jax.nn.log_sigmoid(-u), log_distance)
-        return x, volume.sum()
+        return x, volume + jnp.where(self._both, _log_slope(jnp, u, k), log_distance).sum()
+
+
+def _log_slope(xp: Any, u: Any, k: Array) -> Any:
+    """Return the logarithm of the derivative of a share of the range by u."""
+    return np.log(-np.expm1(-k)) - xp.logaddexp(0.0, -k * u) - xp.logaddexp(0.0, k * (u - 1.0))
 
 
 def _layout(model: Model, fit: FitResult) -> FitLayout:

@@ -78,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path.is_dir():
             base = self.path.rstrip("/")
             links = "".join(f'<a href="{base}/{each.name}">file</a>' for each in path.iterdir())
-            self._send(200, links.encode(), body)
+            self._send(200, f'<a href="?C=N;O=D">Name</a>{links}'.encode(), body)
             return
         data, status = path.read_bytes(), 200
         headers = {"ETag": f'"{zlib.crc32(data):08x}"', "Accept-Ranges": "bytes"}

@@ -323,8 +323,7 @@ def test_a_fit_leaves_a_frame_out_at_the_angles_where_it_is_empty():
 
 @pytest.mark.slow
 @NAMED
-@pytest.mark.parametrize("mean", [3, 1.5])
-@pytest.mark.parametrize("angles", [1, 8])
+@pytest.mark.parametrize(("mean", "angles"), [(3, 1), (1.5, 8)])
 def test_fits_of_data_with_empty_frames(mean, angles):
     """Of six fits of the right model, all but one at most pass, with rates that agree."""
     fits = [fit_of(speckle_correlations(mean, angles, seed)) for seed in range(6)]

@@ -7,6 +7,8 @@ round or wrap, and results that depend on blocks, threads, passes over a file, o
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from support.xpcs import correlator_oracle as oracle
@@ -182,9 +184,14 @@ def test_g2_does_not_depend_on_memory_or_source(backend, monkeypatch, dtype, use
     for memory in (100_000, 400_000, 10**9):
         monkeypatch.setattr(multitau, "available_bytes", lambda memory=memory: memory)
         source = Blocks(frames)
-        result = jk.xpcs.multitau(source, qmap, overview=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = jk.xpcs.multitau(source, qmap, overview=True)
         passes = len(source.reads)
         assert passes > 1 if memory == 100_000 else passes == 1 or memory < 10**9
+        assert [str(w.message) for w in caught] == [*result.warnings]
+        assert len(caught) == (passes > 1)
+        assert passes == 1 or f"all frames are read {passes} times" in result.warnings[0]
         np.testing.assert_array_equal(result.g2, expected.g2)
         np.testing.assert_array_equal(result.g2_err, expected.g2_err)
         image = frames.mean(axis=0, dtype=np.float64)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import h5py
 import jax
@@ -74,7 +75,7 @@ def test_the_definition(dtype, most, smoothing):
     check(frames, dynamic, static, mask, 1e-9 if dtype == "int32" else 1e-12, smoothing=smoothing)
 
 
-@few_or_many(20, 1000)
+@few_or_many(20, 300)
 def test_random_small_cases(examples):
     check_examples(examples, random_case, data=st.data())
 
@@ -345,3 +346,16 @@ def test_threads_change_no_bit():
     ]
     assert len(runs[0].split()) == 3
     assert runs[0] == runs[1] == runs[2]
+
+
+def test_fits_of_one_time_correlations():
+    """Rates of simulated frames; errors are those of a fit of the same frames by `multitau`."""
+    frames = jk.xpcs.simulate_frames([0.02, 0.1], n_frames=600, pixels=300)
+    result = jk.xpcs.twotime(frames, frames.qmap, frame_time=1e-3)
+    fit, other = result.fit_g2(), jk.xpcs.multitau(frames, frames.qmap, parts=5, frame_time=1e-3)
+    error = fit.errors["rate"]
+    assert (np.abs(fit.params["rate"] - [20, 100]) < 4 * error).all()
+    ratio = error / other.fit_g2().errors["rate"]
+    assert ((ratio > 0.4) & (ratio < 2.5)).all(), ratio
+    with pytest.raises(ValueError, match="frame_time: expected the time"):
+        replace(result, frame_time=None).fit_g2()

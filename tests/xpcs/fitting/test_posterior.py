@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import library
 
 from jaxkern import xpcs
 from jaxkern.cli import main
+from jaxkern.xpcs.fitting.posterior import _Space
 
 TRUTH = [2e4, 0.3, 50.0]
 QUIET = {"progress": False}
@@ -44,6 +47,26 @@ def test_it_has_the_covariance_of_the_fit():
     expected = fit.pcov[np.ix_(kept, kept)] / np.outer(fit.perr[kept], fit.perr[kept])
     flat = sampled.samples.reshape(-1, 4)
     np.testing.assert_allclose(np.corrcoef(flat.T), expected, atol=0.2)
+
+
+def test_the_volume_of_the_coordinates():
+    """Of power laws, whose parameters have other coordinates, near bounds and far from them."""
+    t = 0.1 * np.arange(40)
+    model = xpcs.LaminarFlow(xpcs.Geometry(0.0054, 2e6, 0.1, t, [0.0, 30.0, 70.0]))
+    truth = [2e4, 0.3, 50.0, 5e-3, 0.2, 1e-4, 5.0]
+    data = xpcs.simulate(model, truth, 0.2, 1.0, noise=0.002)
+    fit = xpcs.fit(model, data, 0.002, truth, search="local", hold=["phi0"], **QUIET)
+    free = np.array([name != "phi0" for name in fit.names])
+    low, high = fit.popt - 3 * fit.perr, fit.popt + 40 * fit.perr
+    with jax.enable_x64(True):
+        space = _Space(model, fit, free, low, high)
+        density = []
+        for z in 1.5 * np.random.default_rng(0).normal(size=(6, free.sum())):
+            x, volume = space(jnp.asarray(z))
+            assert ((low < x) & (x < high))[free].all()
+            change = jax.jacfwd(lambda z: space(z)[0])(jnp.asarray(z))[free]
+            density.append(float(volume - jnp.linalg.slogdet(change)[1]))
+    np.testing.assert_allclose(density, density[0], atol=1e-6)
 
 
 @pytest.mark.slow
@@ -82,7 +105,7 @@ def test_errors():
     fit = xpcs.fit(model, data, 0.004, hold=["D_offset"], solver=robust, **QUIET)
     with pytest.raises(ValueError, match="loss 'linear'"):
         xpcs.posterior(model, data, fit)
-    flat = xpcs.fit(model, np.ones((1, 20, 20)) + 0 * data, 0.004, **QUIET)
+    flat = xpcs.fit(model, np.ones((1, 20, 20)), 0.004, search="local", **QUIET)
     with pytest.raises(ValueError, match=r"do not determine .*hold"):
         xpcs.posterior(model, np.ones((1, 20, 20)), flat)
 
