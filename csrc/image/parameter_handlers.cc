@@ -42,16 +42,17 @@ struct ImageParameters {
   }
 
   ImageParameters(ffi::RemainingArgs args, ffi::RemainingRets rets, Integers instructions,
-                  Integers constants, Integers registers, Integers ranks, Integers of_operands,
-                  Integers of_results)
+                  Integers constants, Integers registers, Integers ranks,
+                  Integers operand_registers, Integers result_registers)
       : call("jaxkern.image_parameters", first(rets), rank_of_first(ranks, args.size())) {
     if (!call.ok()) return;
-    if (instructions.size() % 6 != 0 || registers.size() != 2 ||
-        ranks.size() != args.size() + rets.size()) {
-      call.fail("attributes", "6 numbers an instruction, 2 numbers of registers, all ranks",
-                "others");
-      return;
+    if (instructions.size() % 6 != 0) {
+      call.fail("attribute 'instructions'", "a multiple of 6 numbers",
+                std::to_string(instructions.size()));
     }
+    check_size("registers", registers, 2);
+    check_size("ranks", ranks, args.size() + rets.size());
+    if (!call.ok()) return;
     static_assert(sizeof(ParameterInstruction) == 24);
     program = {reinterpret_cast<const ParameterInstruction*>(instructions.begin()),
                static_cast<int64_t>(instructions.size() / 6),
@@ -66,18 +67,16 @@ struct ImageParameters {
     size_t used = 0;
     for (size_t k = 0; k < args.size(); ++k) {
       const auto buffer = args.get<ffi::AnyBuffer>(k);
-      if (buffer.has_value()) add("operand", *buffer, ranks[k], of_operands, -1, &used, &operands);
+      if (buffer.has_value()) add(false, k, *buffer, ranks[k], operand_registers, &used, &operands);
     }
-    const bool all_operands = used == of_operands.size();
+    check_size("operands", operand_registers, used);
     used = 0;
     for (size_t k = 0; k < rets.size(); ++k) {
       auto buffer = rets.get<ffi::AnyBuffer>(k);
       const int32_t rank = ranks[args.size() + k];
-      if (buffer.has_value()) add("result", **buffer, rank, of_results, 0, &used, &results);
+      if (buffer.has_value()) add(true, k, **buffer, rank, result_registers, &used, &results);
     }
-    if (!all_operands || used != of_results.size()) {
-      call.fail("attributes 'operands' and 'results'", "a register for each value", "others");
-    }
+    check_size("results", result_registers, used);
   }
 
  private:
@@ -91,6 +90,12 @@ struct ImageParameters {
     return operand_count < ranks.size() ? static_cast<size_t>(ranks[operand_count]) : 0;
   }
 
+  void check_size(const char* attribute, Integers numbers, size_t size) {
+    if (numbers.size() == size) return;
+    call.fail(std::string("attribute '") + attribute + "'", std::to_string(size) + " numbers",
+              std::to_string(numbers.size()));
+  }
+
   Operand checked(bool is_result, const char* name, ffi::AnyBuffer buffer, int32_t rank) {
     const auto read = [&](std::initializer_list<int64_t> core) {
       const ffi::DataType any = ffi::DataType::INVALID;
@@ -101,14 +106,17 @@ struct ImageParameters {
     if (rank == 1) return read({kAnySize});
     if (rank == 2) return read({kAnySize, kAnySize});
     if (rank == 3) return read({kAnySize, kAnySize, kAnySize});
-    call.fail("attribute 'ranks'", "0 to 3", std::to_string(rank));
+    call.fail(std::string("rank of ") + (is_result ? "result '" : "operand '") + name + "'",
+              "0 to 3", std::to_string(rank));
     return {};
   }
 
-  void add(const char* name, ffi::AnyBuffer buffer, int32_t rank, Integers registers, int32_t least,
+  void add(bool is_result, size_t index, ffi::AnyBuffer buffer, int32_t rank, Integers registers,
            size_t* used, std::vector<Values>* list) {
-    const Operand operand = checked(least == 0, name, buffer, rank);
+    const std::string number = std::to_string(index);
+    const Operand operand = checked(is_result, number.c_str(), buffer, rank);
     if (!call.ok()) return;
+    const std::string name = (is_result ? "result '" : "operand '") + number + "'";
     const ffi::DataType dtype = operand.dtype;
     if (dtype != ffi::PRED && dtype != ffi::S32 && dtype != ffi::U32 && dtype != ffi::F32) {
       call.fail(name, "dtype bool, int32, uint32 or float32", dtype_text(dtype));
@@ -122,13 +130,15 @@ struct ImageParameters {
         count = left + 1;
       }
     }
-    bool valid = count <= left;
-    for (size_t k = 0; valid && k < count; ++k) {
-      const int32_t number = registers[*used + k];
-      valid = number >= least && number < program.words;
+    if (count > left) {
+      call.fail(name, "a register for each value", std::to_string(left) + " registers");
+      return;
     }
-    if (!valid) {
-      call.fail(name, "a valid register for each value", "others");
+    const int32_t least = is_result ? 0 : -1;  // An operand's value may be unused.
+    for (size_t k = 0; k < count; ++k) {
+      const int32_t at = registers[*used + k];
+      if (at >= least && at < program.words) continue;
+      call.fail(name, "registers below " + std::to_string(program.words), std::to_string(at));
       return;
     }
     list->push_back({operand, registers.begin() + *used, static_cast<int64_t>(count)});

@@ -67,7 +67,7 @@ inline uint32_t bits_of_key(NoiseKey key) {
 // Draws the logarithm of a gamma variate with the random numbers of jax.random.loggamma. G.
 // Marsaglia, W. W. Tsang, A simple method for generating gamma variables, 2000.
 inline float log_gamma_variate(NoiseKey key, float alpha) {
-  if (!(alpha > 0.f)) return NAN;
+  if (!(alpha >= 0.f)) return NAN;
   const bool boosted = alpha < 1.f;
   const float d = (boosted ? alpha + 1.f : alpha) - 1.f / 3.f;
   const float c = 1.f / 3.f / std::sqrt(d);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import jax
@@ -92,7 +93,7 @@ def random_numbers(words):
         exact = [jax.random.bits(first, (2, 3)), jax.random.key_data(second)]
         exact += [jax.random.permutation(second, 5), jax.random.randint(third, (3,), -4, 9)]
         exact += [jax.random.uniform(first, (4,)), jax.random.bernoulli(second, 0.3, (2,))]
-        alpha = jnp.asarray([0.2, 1.0, 7.5])
+        alpha = jnp.asarray([0.0, 0.2, 1.0, 7.5])
         close = [jax.random.normal(first, (3,)), jax.random.loggamma(third, alpha)]
         close += [jax.random.gamma(third, alpha), jax.random.beta(second, 0.4, 0.4)]
         return exact, [*close, jax.random.exponential(first)]
@@ -190,3 +191,63 @@ def test_a_function_without_native_ops_runs_in_jax():
     with pytest.raises(UnsupportedError):
         native(fn, x)
     np.testing.assert_allclose(jax.jit(lambda x: per_image(fn, x))(x), np.cumsum(x, 1), rtol=1e-5)
+
+
+def of_keys(fn):
+    """Return a function of the words of keys."""
+    wrap = functools.partial(jax.random.wrap_key_data, impl="threefry2x32")
+    return jax.vmap(lambda words: fn(wrap(words)))
+
+
+def print_and_draw(key):
+    jax.debug.callback(lambda: None)
+    return jax.random.uniform(key)
+
+
+BASE = jax.random.key(3)
+TRACED = jnp.arange(16.0).reshape(2, 2, 2, 2)
+# Of words of keys, and of TRACED as a constant that is a tracer.
+UNUSUAL = {
+    "no elements": lambda x, c: jnp.concatenate(
+        [x, jnp.sort(x[:, :0]), (x[:, :0, None] + jnp.arange(2, dtype=x.dtype)).sum(2)], 1
+    ),
+    "no variates": lambda x, c: of_keys(
+        lambda k: jnp.concatenate([jax.random.uniform(k, (2,)), jax.random.gamma(k, jnp.ones(0))])
+    )(x),
+    "an index of keys": lambda x, c: of_keys(
+        lambda k: jax.random.uniform(jax.random.split(k)[jax.random.randint(k, (), 0, 2)])
+    )(x),
+    "a constant key": lambda x, c: jax.vmap(
+        lambda row: jax.random.uniform(jax.random.fold_in(BASE, row[0]))
+    )(x),
+    "no operands": lambda x, c: of_keys(print_and_draw)(x),
+    "unsigned": lambda x, c: (
+        jnp.sign(x),
+        jax.vmap(lambda row: row.at[row[0] % 5].get(mode="fill", fill_value=-1))(x),
+    ),
+    "a constant result": lambda x, c: (x + 1, jnp.full(1, 0.5, jnp.float64)),
+    "a constant of 4 axes": lambda x, c: x + c[0, 1, 0, 1],
+    "a constant of 3 axes": lambda x, c: x + c[0][1, 0, 1],
+    "a table of two indices": lambda x, c: jnp.arange(60).reshape(3, 4, 5)[
+        x[:, 0] % 3, :, x[:, 1] % 5
+    ],
+    "absolute values of zero": lambda x, c: 1 / jnp.abs(x * jnp.float32(0)),
+    "a large draw": lambda x, c: of_keys(lambda k: jax.random.bits(k, (200000,))[:2])(x),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_functions_equal_jax(name):
+    words, fn = jax.random.key_data(KEYS[:3]), UNUSUAL[name]
+    with jax.enable_x64(name == "a constant result"), jax.checking_leaks():
+        run = lambda x, c: per_image(lambda x: fn(x, c), x)  # noqa: E731
+        got = jax.jit(lambda x, c: run(x, c))(words, TRACED)
+        with jk.backend("jax"):
+            expected = jax.jit(lambda x, c: run(x, c))(words, TRACED)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+def test_boxes_of_no_image():
+    aug = im.Compose([im.RandomIoUCrop(), im.Resize((8, 8))])
+    fields = {"image": IMAGES[:4], "boxes": np.zeros((4, 0, 4), np.float32)}
+    assert aug(KEYS[0], fields)["boxes"].shape == (4, 0, 4)

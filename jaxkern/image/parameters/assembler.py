@@ -40,7 +40,9 @@ def op_kinds() -> dict[str, tuple[int, str]]:
 _FORMS = {"i": np.int32, "u": np.uint32, "f": np.float32, "d": np.float64}
 _MAX_WORDS = 4096  # registers: kRegisterBytes / 256
 _MAX_INSTRUCTIONS = 1 << 15
-_MAX_TABLE = 64
+_MAX_NODES = 4 * _MAX_INSTRUCTIONS
+_MAX_CONSTANTS = 1 << 16
+_MAX_TABLE = 64  # elements that are not constant
 
 # Values of ops on constants, by the op's name without its type.
 _FOLDED: dict[str, Callable[..., Any]] = {
@@ -70,6 +72,8 @@ class Assembler:
     def _value(self, *node: Any) -> int:
         value = self._values.setdefault(node, len(self._nodes))
         if value == len(self._nodes):
+            if value == _MAX_NODES:
+                raise UnsupportedError("too many values")
             self._nodes.append(node)
         return value
 
@@ -78,7 +82,7 @@ class Assembler:
         number = np.uint32(number) if isinstance(number, bool | np.bool_) else number
         return self._value("constant", int.from_bytes(number.tobytes(), "little"), number.nbytes)
 
-    def known(self, value: int, form: Any = np.uint32) -> Any:
+    def constant_of(self, value: int, form: Any = np.uint32) -> Any:
         """Return a constant as a number of a type, or None for a value that is not known."""
         node = self._nodes[value]
         if node[0] != "constant":
@@ -111,16 +115,16 @@ class Assembler:
         return self._value(op, *operands)
 
     def select(self, test: int, then: int, other: int, wide: bool) -> int:
-        known = self.known(test)
-        if known is not None or then == other:
-            return other if known == 0 else then
+        constant = self.constant_of(test)
+        if constant is not None or then == other:
+            return other if constant == 0 else then
         return self.apply("select_d" if wide else "select_i", test, then, other)
 
     def _simplified(self, op: str, operands: Sequence[int]) -> int | None:
         name, _, kind = op.rpartition("_")
         if kind not in _FORMS or name == "select" or not operands:
             return None
-        constants = [self.known(value, _FORMS[kind]) for value in operands]
+        constants = [self.constant_of(value, _FORMS[kind]) for value in operands]
         if all(constant is not None for constant in constants):
             with np.errstate(all="ignore"):
                 if name in _FOLDED:
@@ -140,12 +144,12 @@ class Assembler:
 
     def gather(self, index: int, table: Sequence[int]) -> int:
         """Return the element of a table at an index, which is clamped to the table."""
-        known = self.known(index, np.int32)
-        if known is not None:
-            return table[min(max(int(known), 0), len(table) - 1)]
+        constant = self.constant_of(index, np.int32)
+        if constant is not None:
+            return table[min(max(int(constant), 0), len(table) - 1)]
         if len(set(table)) == 1:
             return table[0]
-        if all(self.known(value) is not None for value in table):
+        if all(self.constant_of(value) is not None for value in table):
             if any(self._nodes[value][2] != 4 for value in table):
                 raise UnsupportedError("a table of float64")
             return self._value("gather_i", index, tuple(table))
@@ -240,6 +244,8 @@ class _Allocation:
         if words not in self._tables:
             self._tables[words] = len(self._constants)
             self._constants += words
+            if len(self._constants) > _MAX_CONSTANTS:
+                raise UnsupportedError("too many constants")
         return self._tables[words]
 
     def _add(self, value: int) -> None:

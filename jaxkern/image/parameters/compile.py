@@ -14,7 +14,8 @@ from jaxkern.image.parameters.assembler import Assembler, ParameterProgram, Unsu
 Values = Any  # integer arrays of the assembler's values, one for each element of an array
 
 _KINDS = {"bool": "b", "int32": "i", "uint32": "u", "float32": "f", "float64": "d"}
-_INLINED = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
+_INLINED = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
+_MAX_CONSTANT = 1 << 16  # elements of the largest constant
 _SORTED = 16  # elements of the longest array that is sorted
 _SHIFTS = ("shift_left", "shift_right_logical", "shift_right_arithmetic")
 _UNSIGNED_TOO = ("add", "sub", "mul", "and", "or", "xor", "eq", *_SHIFTS)
@@ -43,30 +44,32 @@ def compile_jaxpr(
 
     operands = [operand(_checked_aval(var.aval).shape) for var in jaxpr.invars]
     constants = [
-        operand(_checked_aval(jax.typeof(value)).shape)
+        operand(_checked_aval(jax.typeof(value), 3).shape)  # The call adds an axis of images.
         if isinstance(value, jax.core.Tracer)
-        else compiler.constants(np.asarray(value))
+        else compiler.constants(value, jax.typeof(value))
         for value in traced
     ]
     results = compiler.run(jaxpr, constants, operands)
-    known: list[np.ndarray | None] = []
+    constant_results: list[np.ndarray | None] = []
     dynamic: list[int] = []
     for var, values in zip(jaxpr.outvars, results, strict=True):
-        numbers = [compiler.assembler.known(value) for value in values.ravel().tolist()]
+        _checked_aval(var.aval)
+        numbers = [compiler.assembler.constant_of(value) for value in values.ravel().tolist()]
         if any(number is None for number in numbers):
-            _checked_aval(var.aval)
-            known.append(None)
+            constant_results.append(None)
             dynamic += values.ravel().tolist()
         else:
             bits = np.asarray(numbers, np.uint32)
             dtype = np.dtype(var.aval.dtype)
             array = bits != 0 if dtype.kind == "b" else bits.view(dtype)
-            known.append(array.reshape(values.shape))
-    return (compiler.assembler.finish(count, dynamic) if dynamic else None), known
+            constant_results.append(array.reshape(values.shape))
+    program = compiler.assembler.finish(count, dynamic) if dynamic else None
+    return program, constant_results
 
 
-def _checked_aval(aval: Any) -> Any:
-    if str(aval.dtype) not in ("bool", "int32", "uint32", "float32") or len(aval.shape) > 4:
+def _checked_aval(aval: Any, max_rank: int = 4) -> Any:
+    dtypes = ("bool", "int32", "uint32", "float32")
+    if str(aval.dtype) not in dtypes or len(aval.shape) > max_rank:
         raise UnsupportedError(f"an array {aval}")
     return aval
 
@@ -78,19 +81,28 @@ def _kind(aval: Any) -> str:
     return kind
 
 
+def _broadcasts(operands: Sequence[Values], shape: tuple[int, ...]) -> bool:
+    return all(
+        x.ndim in (0, len(shape))
+        and all(size in (1, full) for size, full in zip(x.shape, shape, strict=False))
+        for x in operands
+    )
+
+
 class _Compiler:
     def __init__(self) -> None:
         self.assembler = Assembler()
 
-    def constants(self, array: np.ndarray) -> Values:
-        if str(array.dtype) not in _KINDS or array.size > 1 << 16:
-            raise UnsupportedError(f"a constant of dtype {array.dtype} and size {array.size}")
+    def constants(self, constant: Any, aval: Any) -> Values:
+        if str(aval.dtype) not in _KINDS or math.prod(aval.shape) > _MAX_CONSTANT:
+            raise UnsupportedError(f"a constant {aval}")
+        array = np.asarray(constant, aval.dtype)
         values = [self.assembler.constant(number) for number in array.ravel()]
         return np.asarray(values, np.int64).reshape(array.shape)
 
     def number(self, number: float, kind: str) -> int:
         forms = {"i": np.int32, "u": np.uint32, "f": np.float32, "d": np.float64, "b": np.bool_}
-        return self.assembler.constant(forms[kind](number))
+        return self.assembler.constant(np.asarray(number).astype(forms[kind])[()])
 
     def run(self, jaxpr: Any, constants: Sequence[Values], operands: Sequence[Values]) -> Any:
         values: dict[Any, Values] = dict(zip(jaxpr.constvars, constants, strict=True))
@@ -98,7 +110,7 @@ class _Compiler:
 
         def read(atom: Any) -> Values:
             if hasattr(atom, "val"):  # a literal
-                return self.constants(np.asarray(atom.val, atom.aval.dtype))
+                return self.constants(atom.val, atom.aval)
             return values[atom]
 
         for equation in jaxpr.eqns:
@@ -110,7 +122,7 @@ class _Compiler:
         name, parameters = equation.primitive.name, equation.params
         if name in _INLINED:
             inner = parameters.get("jaxpr", parameters.get("call_jaxpr"))
-            constants = [self.constants(np.asarray(value)) for value in inner.consts]
+            constants = [self.constants(value, jax.typeof(value)) for value in inner.consts]
             return self.run(inner.jaxpr, constants, operands)  # type: ignore[no-any-return]
         rule = _STRUCTURAL.get(name)
         if rule is not None:
@@ -122,6 +134,9 @@ class _Compiler:
         if compose is not None:
             results = compose(self, equation, *operands)
             return results if isinstance(results, list) else [results]
+        shapes = [atom.aval.shape for atom in equation.outvars]
+        if len(shapes) != 1 or not operands or not _broadcasts(operands, shapes[0]):
+            raise UnsupportedError(name)
         kind = _kind(equation.invars[0].aval)
         return [self._map(lambda *values: self._apply(name, kind, *values), *operands)]
 
@@ -150,7 +165,12 @@ class _Compiler:
 
     def _abs(self, equation: Any, x: Values) -> Values:
         kind = _kind(equation.invars[0].aval)
-        return self._map(lambda a, b: self._apply("max", kind, a, b), x, self._neg(equation, x))
+        if kind == "f":
+            bits = self.number(0x7FFFFFFF, "i")
+            return self._map(lambda value: self.assembler.apply("and_i", value, bits), x)
+        larger = self._map(lambda a, b: self._apply("max", kind, a, b), x, self._neg(equation, x))
+        zero = self.number(0, kind)  # -0.0 + 0.0 is 0.0.
+        return self._map(lambda value: self._apply("add", kind, value, zero), larger)
 
     def _sign(self, equation: Any, x: Values) -> Values:
         kind = _kind(equation.invars[0].aval)
@@ -201,9 +221,9 @@ class _Compiler:
         forms = {"i": np.int32, "u": np.uint32, "f": np.float32, "d": np.float64}
 
         def convert(value: int) -> int:
-            known = self.assembler.known(value, forms.get(from_kind, np.uint32))
-            if known is not None and to in "fd":
-                return self.assembler.constant(forms[to](known))
+            constant = self.assembler.constant_of(value, forms.get(from_kind, np.uint32))
+            if constant is not None and to in "fd":
+                return self.assembler.constant(forms[to](constant))
             return apply(op, value)
 
         return self._map(convert, x)
@@ -219,17 +239,19 @@ class _Compiler:
     def _reduced(self, op: str, equation: Any, x: Values) -> Values:
         axes, kind = equation.params["axes"], _kind(equation.invars[0].aval)
         kept = [axis for axis in range(x.ndim) if axis not in axes]
-        rows = x.transpose([*kept, *axes]).reshape(*(x.shape[axis] for axis in kept), -1)
-        if rows.shape[-1] == 0:
+        shape = [x.shape[axis] for axis in kept]
+        count = math.prod(x.shape[axis] for axis in axes)
+        rows = x.transpose([*kept, *axes]).reshape(*shape, count)
+        if count == 0:
             raise UnsupportedError("a reduction of no elements")
         result = rows[..., 0]
-        for k in range(1, rows.shape[-1]):
+        for k in range(1, count):
             result = self._map(lambda a, b: self._apply(op, kind, a, b), result, rows[..., k])
         return result
 
     def _argmax(self, equation: Any, x: Values) -> Values:
         (axis,), kind = equation.params["axes"], _kind(equation.invars[0].aval)
-        if _kind(equation.outvars[0].aval) != "i" or kind == "f":
+        if _kind(equation.outvars[0].aval) != "i" or kind in "fd":
             raise UnsupportedError("argmax")
         rows = np.moveaxis(x, axis, -1)
         select = self.assembler.select
@@ -251,6 +273,8 @@ class _Compiler:
             raise UnsupportedError("sort")
         if any(_kind(atom.aval) == "d" for atom in equation.invars):
             raise UnsupportedError("sort of float64")
+        if length == 0:
+            return list(operands)
         columns = [[np.moveaxis(x, axis, 0)[k] for k in range(length)] for x in operands]
         select = self.assembler.select
         # Odd-even transposition exchanges neighbours only, so equal elements keep their order.
@@ -276,6 +300,7 @@ class _Compiler:
         strides = [math.prod(operand.shape[d + 1 :]) for d in range(operand.ndim)]
         if kind not in "iu":
             raise UnsupportedError("gather")
+        is_key = jax.dtypes.issubdtype(equation.invars[0].aval.dtype, jax.dtypes.prng_key)
         checks = mode == jax.lax.GatherScatterMode.FILL_OR_DROP
         fill = parameters["fill_value"]
         assembler, table = self.assembler, operand.ravel().tolist()
@@ -290,7 +315,7 @@ class _Compiler:
             )
             for d, k in batching:
                 at[d] = batch[k]
-            index, inside = self.number(0, "i"), self.number(1, "i")
+            inside, indices = self.number(1, "i"), []
             for k, d in enumerate(numbers.start_index_map):
                 start, last = int(starts[(*batch, k)]), operand.shape[d] - sizes[d]
                 zero, bound = self.number(0, "i"), self.number(last, "i")
@@ -300,16 +325,25 @@ class _Compiler:
                             "and_i", inside, self._apply(test[0], "i", *test[1:])
                         )
                 clamped = assembler.apply("min_i", assembler.apply("max_i", start, zero), bound)
-                scaled = assembler.apply("mul_i", clamped, self.number(strides[d], "i"))
-                index = assembler.apply("add_i", index, scaled)
+                constant = assembler.constant_of(clamped, np.int32)
+                if constant is None:
+                    indices.append((clamped, strides[d], last))
+                else:
+                    at[d] += int(constant)
             first = sum(a * stride for a, stride in zip(at, strides, strict=True))
-            known = assembler.known(index, np.int32)
-            if known is not None:
-                value = table[first + int(known)]
+            if not indices:
+                value = table[first]
+            elif is_key:
+                raise UnsupportedError("an index of keys that is not constant")
             else:
-                # Reduces the table to a regular step, if one dimension is indexed.
-                value = assembler.gather(index, table[first:])
-            if checks and assembler.known(inside) != 1:
+                step = math.gcd(*(stride for _, stride, _ in indices))
+                end = first + sum(stride * last for _, stride, last in indices) + 1
+                index = self.number(0, "i")
+                for clamped, stride, _ in indices:
+                    scaled = assembler.apply("mul_i", clamped, self.number(stride // step, "i"))
+                    index = assembler.apply("add_i", index, scaled)
+                value = assembler.gather(index, table[first:end:step])
+            if checks and assembler.constant_of(inside) != 1:
                 default = self._fill(equation.outvars[0].aval, fill)
                 value = assembler.select(inside, value, default, assembler.is_wide(value))
             result[position] = value
@@ -323,8 +357,8 @@ class _Compiler:
     def _iota(self, equation: Any) -> Values:
         shape, axis = equation.params["shape"], equation.params["dimension"]
         sides = [-1 if k == axis else 1 for k in range(len(shape))]
-        row = np.arange(shape[axis]).astype(equation.params["dtype"]).reshape(sides)
-        return self.constants(np.broadcast_to(row, shape))
+        row = np.arange(shape[axis]).reshape(sides)
+        return self.constants(np.broadcast_to(row, shape), equation.outvars[0].aval)
 
     # Random numbers, as those of threefry2x32 keys with jax_threefry_partitionable.
 
@@ -361,7 +395,7 @@ class _Compiler:
         return np.asarray(split, np.int64).reshape(*keys.shape, *shape)
 
     def _random_gamma(self, equation: Any, keys: Values, alpha: Values) -> Values:
-        rows = alpha.reshape(*keys.shape, -1)
+        rows = alpha.reshape(keys.size, math.prod(alpha.shape[keys.ndim :])).tolist()
         log_space = equation.params["log_space"]
 
         def variate(key: int, value: int) -> int:
@@ -371,9 +405,7 @@ class _Compiler:
 
         drawn = [
             variate(self._counter(key, k), value)
-            for key, row in zip(
-                keys.ravel().tolist(), rows.reshape(-1, rows.shape[-1]).tolist(), strict=True
-            )
+            for key, row in zip(keys.ravel().tolist(), rows, strict=True)
             for k, value in enumerate(row)
         ]
         return np.asarray(drawn, np.int64).reshape(alpha.shape)

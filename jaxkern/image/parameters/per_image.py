@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
 from jaxkern.core import compat, registry
 from jaxkern.core.backend import current_backend
@@ -72,34 +73,48 @@ def per_image(fn: Callable[..., Any], *args: Any) -> Any:
     # XLA gathers a sharded batch for a call whose operands all have the rank of the batch.
     flat = all(x.ndim == 1 for x in operands)
     operands[0] = operands[0][:, None] if flat else operands[0]
+    static = [None if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
     template: Any = None
-    indices: list[int] = []
 
-    def of_one(*arrays: Any) -> list[Any]:
-        nonlocal template, indices
-        given = dict(zip(positions, arrays, strict=True))
+    def image_function(*arrays: Any) -> list[Any]:
+        nonlocal template
+        inputs = static.copy()
+        for k, array in zip(positions, arrays, strict=True):
+            inputs[k] = array
         if flat:
-            given[positions[0]] = arrays[0][:, 0]
-        replaced = [given.get(k, leaf) for k, leaf in enumerate(leaves)]
-        results, result_tree = jax.tree.flatten(fn(*jax.tree.unflatten(tree, replaced)))
+            inputs[positions[0]] = arrays[0][:, 0]
+        results, result_tree = jax.tree.flatten(fn(*jax.tree.unflatten(tree, inputs)))
         indices = [k for k, leaf in enumerate(results) if isinstance(leaf, jax.Array)]
-        template = results, result_tree
+        static_results = [None if isinstance(leaf, jax.Array) else leaf for leaf in results]
+        template = static_results, indices, result_tree
         return [results[k] for k in indices]
 
-    structs = [jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for x in operands]
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        closed = jax.make_jaxpr(of_one)(*structs)
+    closed = _traced_for_one_image(image_function, operands)
     traced = [value for value in closed.consts if isinstance(value, jax.core.Tracer)]
     try:
-        program, known = compile_jaxpr(closed.jaxpr, closed.consts)
+        program, constants = compile_jaxpr(closed.jaxpr, closed.consts)
     except UnsupportedError:
         return fn(*args)
-    results, result_tree = template
-    of_results = indices
-    values = _call(of_one, program, closed, known, [*operands, *(x[None] for x in traced)])
-    for k, value in zip(of_results, values, strict=True):
+    static_results, indices, result_tree = template
+    results = static_results.copy()
+    operands += [x[None] for x in traced]
+    # JAX caches a compiled call and its function. A jaxpr refers to no tracers of the caller, but
+    # only the function accepts operands that vary over the axes of a shard_map.
+    varies = any(compat.varying_axes(x) for x in operands)
+    run = image_function if varies and not traced else _run_jaxpr(closed, operands)
+    values = _call(run, program, closed.jaxpr, constants, operands)
+    for k, value in zip(indices, values, strict=True):
         results[k] = value
     return jax.tree.unflatten(result_tree, results)
+
+
+def _traced_for_one_image(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    structs = [
+        jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype, weak_type=jax.typeof(x).weak_type)
+        for x in operands
+    ]
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return jax.make_jaxpr(fn)(*structs)
 
 
 def _is_on_cpu() -> bool:
@@ -108,35 +123,40 @@ def _is_on_cpu() -> bool:
     return platform == "cpu" and registry.missing(parameters.target, "cpu") is None
 
 
+def _run_jaxpr(closed: Any, operands: Sequence[Any]) -> Callable[..., list[Any]]:
+    """Return a function of operands, of which the last are the constants that are tracers."""
+    count = len(closed.jaxpr.invars)
+
+    def run(*arrays: Any) -> list[Any]:
+        traced = iter(arrays[count:])
+        constants = [
+            next(traced)[0] if isinstance(value, jax.core.Tracer) else value
+            for value in closed.consts
+        ]
+        return jax.core.eval_jaxpr(closed.jaxpr, constants, *arrays[:count])
+
+    if len(operands) == count:
+        return run
+    return jaxpr_as_fun(_traced_for_one_image(run, operands))
+
+
 def _call(
-    of_one: Callable[..., list[Any]],
+    image_function: Callable[..., list[Any]],
     program: ParameterProgram | None,
-    closed: Any,
-    known: Sequence[np.ndarray | None],
+    jaxpr: Any,
+    constants: Sequence[np.ndarray | None],
     operands: Sequence[Any],
 ) -> list[Any]:
     if program is None:
-        return list(known)
-    fixed = [value for value in closed.consts if not isinstance(value, jax.core.Tracer)]
-    count, is_closed = len(closed.jaxpr.invars), len(fixed) == len(closed.consts)
-    unknown = [k for k, value in enumerate(known) if value is None]
+        return list(constants)
+    computed = [k for k, value in enumerate(constants) if value is None]
 
     def run(*arrays: Any) -> tuple[Any, ...]:
-        moved, others = iter(arrays[count:]), iter(fixed)
-        constants = [
-            next(moved) if isinstance(value, jax.core.Tracer) else next(others)
-            for value in closed.consts
-        ]
-        images = [x[None] for x in arrays[:count]]
-        # The function itself also accepts operands that vary over the axes of a shard_map.
-        if is_closed:
-            results = of_one(*images)
-        else:
-            results = jax.core.eval_jaxpr(closed.jaxpr, constants, *images)
-        return tuple(results[k][0] for k in unknown)
+        results = image_function(*(x[None] for x in arrays))
+        return tuple(results[k][0] for k in computed)
 
-    avals = [closed.jaxpr.outvars[k].aval for k in unknown]
+    avals = [jaxpr.outvars[k].aval for k in computed]
     shapes = tuple((tuple(aval.shape[1:]), np.dtype(aval.dtype).name) for aval in avals)
     function = _Function(program, shapes, tuple(x.ndim - 1 for x in operands), run)
-    computed = iter(parameters(*operands, batch_dims=1, function=function))
-    return [next(computed) if value is None else value for value in known]
+    values = iter(parameters(*operands, batch_dims=1, function=function))
+    return [next(values) if value is None else value for value in constants]
