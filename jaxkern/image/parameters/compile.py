@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxkern.image.parameters.assembler import Assembler, ParameterProgram, UnsupportedError
@@ -300,7 +301,7 @@ class _Compiler:
         strides = [math.prod(operand.shape[d + 1 :]) for d in range(operand.ndim)]
         if kind not in "iu":
             raise UnsupportedError("gather")
-        is_key = jax.dtypes.issubdtype(equation.invars[0].aval.dtype, jax.dtypes.prng_key)
+        is_key = jnp.issubdtype(equation.invars[0].aval.dtype, jax.dtypes.prng_key)
         checks = mode == jax.lax.GatherScatterMode.FILL_OR_DROP
         fill = parameters["fill_value"]
         assembler, table = self.assembler, operand.ravel().tolist()
