@@ -300,7 +300,8 @@ def test_eager_calls_pass_other_fields_on():
     key, images = jax.random.key(0), np.zeros((4, 6, 6, 3), np.uint8)
     fields = {"image": images, "label": np.array(list("abcd")), "id": np.arange(4)}
     result = flip(key, fields)
-    assert result["label"] is fields["label"] and result["id"] is fields["id"]
+    assert result["label"] is fields["label"]
+    assert result["id"] is fields["id"]
     numbers = np.arange(4.0)
     assert flip(key, {"image": images, "label": numbers})["label"] is numbers
     with raises(TypeError, "float64"):
