@@ -292,3 +292,34 @@ def test_invalid_chains():
         im.ChainProducer(im.Compose([im.CenterCrop(4)], dtype="uint16"), struct)
     with raises(TypeError, "uint16"):
         im.ChainProducer(im.Compose([im.CenterCrop(4)]), jax.ShapeDtypeStruct((9, 9, 1), np.uint16))
+
+
+def test_eager_calls_pass_other_fields_on():
+    """Fields that the chain does not use stay the same objects; float64 images are an error."""
+    flip = im.Compose([FLIP])
+    key, images = jax.random.key(0), np.zeros((4, 6, 6, 3), np.uint8)
+    fields = {"image": images, "label": np.array(list("abcd")), "id": np.arange(4)}
+    result = flip(key, fields)
+    assert result["label"] is fields["label"]
+    assert result["id"] is fields["id"]
+    numbers = np.arange(4.0)
+    assert flip(key, {"image": images, "label": numbers})["label"] is numbers
+    with raises(TypeError, "float64"):
+        flip(key, images.astype(np.float64))
+
+
+def test_eager_calls_see_changed_attributes():
+    """Only frozen transforms in a `Compose` itself are compiled once."""
+
+    class Turned(im.RandomHorizontalFlip):
+        turned = False
+
+        def sample(self, key, size):
+            return {"flip": jnp.asarray(self.turned)}
+
+    transform = Turned()
+    aug, images = im.Compose([transform]), np.arange(4, dtype=np.uint8).reshape(1, 1, 4, 1)
+    key = jax.random.key(0)
+    before = np.asarray(aug(key, images))
+    object.__setattr__(transform, "turned", True)
+    np.testing.assert_array_equal(np.asarray(aug(key, images)), before[:, :, ::-1])

@@ -464,7 +464,8 @@ class Compose:
         """
         fields = images if isinstance(images, dict) else {"image": images}
         check_fields(fields, self.transforms)
-        used = {name: fields[name] for name in (*FIELDS, "label") if name in fields}
+        mixed = ("label",) if any(t.kind == "batch" for t in self.transforms) else ()
+        used = {name: fields[name] for name in (*FIELDS, *mixed) if name in fields}
         jitted = None if compat.is_tracing() else _jitted(self)
         if jitted is None or not _is_jittable([key_or_keys, used, labels]):
             return self._sample_and_apply(key_or_keys, images, labels)
@@ -537,14 +538,16 @@ def _jitted(aug: Compose) -> Any:
     settings = (aug.transforms, aug.dtype, aug.layout, aug.scale, aug.targets)
     cached = _JITTED.get(aug)
     if cached is None or any(a is not b for a, b in zip(cached[0], settings, strict=True)):
-        function = jax.jit(copy.copy(aug)._sample_and_apply) if _is_frozen(aug.transforms) else None
+        # A subclass may read attributes that are not among these settings.
+        frozen = type(aug) is Compose and _is_frozen(aug.transforms)
+        function = jax.jit(copy.copy(aug)._sample_and_apply) if frozen else None
         cached = _JITTED[aug] = settings, function
     return cached[1]
 
 
 def _is_frozen(transforms: Sequence[Transform]) -> bool:
     def is_frozen(transform: Transform) -> bool:
-        declared = getattr(type(transform), "__dataclass_params__", None)
+        declared = vars(type(transform)).get("__dataclass_params__")  # not a base class's
         inner = getattr(transform, "transforms", ())
         return declared is not None and declared.frozen and _is_frozen(inner)
 
@@ -552,11 +555,11 @@ def _is_frozen(transforms: Sequence[Transform]) -> bool:
 
 
 def _is_jittable(values: Any) -> bool:
-    """Return True for arrays that `jax.jit` accepts without losing high bits of integers."""
+    """Return True for arrays that `jax.jit` accepts and does not convert."""
 
     def accepts(leaf: Any) -> bool:
         if isinstance(leaf, np.ndarray):
-            return leaf.dtype.kind != "O" and not (leaf.dtype.kind in "iu" and leaf.itemsize == 8)
+            return leaf.dtype.kind in "buifV" and leaf.itemsize <= 4  # V: bfloat16
         return isinstance(leaf, jax.Array)
 
     return all(map(accepts, jax.tree.leaves(values, is_leaf=lambda x: isinstance(x, Ragged))))
