@@ -138,7 +138,10 @@ struct ImageParameters {
     for (size_t k = 0; k < count; ++k) {
       const int32_t at = registers[*used + k];
       if (at >= least && at < program.words) continue;
-      call.fail(name, "registers below " + std::to_string(program.words), std::to_string(at));
+      call.fail(
+          name,
+          "registers from " + std::to_string(least) + " to " + std::to_string(program.words - 1),
+          std::to_string(at));
       return;
     }
     list->push_back({operand, registers.begin() + *used, static_cast<int64_t>(count)});

@@ -232,6 +232,7 @@ UNUSUAL = {
         x[:, 0] % 3, :, x[:, 1] % 5
     ],
     "absolute values of zero": lambda x, c: 1 / jnp.abs(x * jnp.float32(0)),
+    "unsigned indices": lambda x, c: jnp.arange(5).at[x].get(mode="clip"),
     "a large draw": lambda x, c: of_keys(lambda k: jax.random.bits(k, (200000,))[:2])(x),
 }
 

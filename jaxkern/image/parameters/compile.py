@@ -319,13 +319,12 @@ class _Compiler:
             inside, indices = self.number(1, "i"), []
             for k, d in enumerate(numbers.start_index_map):
                 start, last = int(starts[(*batch, k)]), operand.shape[d] - sizes[d]
-                zero, bound = self.number(0, "i"), self.number(last, "i")
+                zero, bound = self.number(0, kind), self.number(last, kind)
                 if checks:
-                    for test in (("le", zero, start), ("le", start, bound)):
-                        inside = assembler.apply(
-                            "and_i", inside, self._apply(test[0], "i", *test[1:])
-                        )
-                clamped = assembler.apply("min_i", assembler.apply("max_i", start, zero), bound)
+                    for pair in ((zero, start), (start, bound)):
+                        test = self._apply("le", kind, *pair)
+                        inside = assembler.apply("and_i", inside, test)
+                clamped = self._apply("min", kind, self._apply("max", kind, start, zero), bound)
                 constant = assembler.constant_of(clamped, np.int32)
                 if constant is None:
                     indices.append((clamped, strides[d], last))
