@@ -125,6 +125,7 @@ class _RandomFlip(GeometricTransform):
         return (mirrored, unchanged) if self._mirrors_rows else (unchanged, mirrored)
 
 
+@dataclasses.dataclass(frozen=True)
 class RandomHorizontalFlip(_RandomFlip):
     """Mirror columns with probability p.
 
@@ -137,6 +138,7 @@ class RandomHorizontalFlip(_RandomFlip):
     _mirrors_rows = False
 
 
+@dataclasses.dataclass(frozen=True)
 class RandomVerticalFlip(_RandomFlip):
     """Mirror rows with probability p.
 
