@@ -6,6 +6,13 @@
 #include "image/parameters.h"
 #include "image/random.h"
 
+// The iterations of a loop over lanes are independent; clang compares the addresses instead.
+#if defined(__clang__)
+#define JAXKERN_INDEPENDENT
+#else
+#define JAXKERN_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 namespace jaxkern::image::JAXKERN_LEVEL {
 namespace {
 
@@ -118,7 +125,7 @@ void run_parameters(const ParameterProgram& program, char* registers) {
     const char* const a = sizeof(T) == 8 ? wide(at.x) : word(at.x);  \
     const char* const b = sizeof(T) == 8 ? wide(at.y) : word(at.y);  \
     const char* const c = sizeof(T) == 8 ? wide(at.z) : word(at.z);  \
-    _Pragma("GCC ivdep") for (int64_t i = 0; i < kLanes; ++i) {      \
+    JAXKERN_INDEPENDENT for (int64_t i = 0; i < kLanes; ++i) {       \
       const T x = load<T>(a, i);                                     \
       [[maybe_unused]] const T y = load<T>(b, i), z = load<T>(c, i); \
       store<R>(out, i, static_cast<R>(expression));                  \
@@ -152,7 +159,7 @@ void run_parameters(const ParameterProgram& program, char* registers) {
       case k_threefry: {
         const char *const a = word(at.x), *const b = word(at.y), *const c = word(at.z);
         char *const out = word(at.out), *const second = word(at.second);
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < kLanes; ++i) {
+        JAXKERN_INDEPENDENT for (int64_t i = 0; i < kLanes; ++i) {
           const NoiseKey key = {{load<uint32_t>(a, i), load<uint32_t>(b, i)}};
           uint32_t first_word, second_word;
           random_words(key, load<uint32_t>(c, i), &first_word, &second_word);
