@@ -55,9 +55,9 @@ def test_integers_equal_jax():
     x = jnp.asarray(INTEGERS)
     with jk.backend("jax"):
         expected = jax.jit(integer_ops)(x)
-    for k, (got, wanted) in enumerate(zip(native(integer_ops, x), expected, strict=True)):
-        assert got.dtype == wanted.dtype
-        np.testing.assert_array_equal(got, wanted, err_msg=str(k))
+    for k, (got, reference) in enumerate(zip(native(integer_ops, x), expected, strict=True)):
+        assert got.dtype == reference.dtype
+        np.testing.assert_array_equal(got, reference, err_msg=str(k))
 
 
 def float_ops(x):
@@ -80,10 +80,10 @@ def test_floats_equal_jax():
     with jk.backend("jax"):
         exact, close = jax.jit(float_ops)(x)
     got_exact, got_close = native(float_ops, x)
-    for k, (got, wanted) in enumerate(zip(got_exact, exact, strict=True)):
-        np.testing.assert_array_equal(got, wanted, err_msg=str(k))
-    for k, (got, wanted) in enumerate(zip(got_close, close, strict=True)):
-        np.testing.assert_allclose(got, wanted, rtol=3e-6, atol=1e-6, err_msg=str(k))
+    for k, (got, reference) in enumerate(zip(got_exact, exact, strict=True)):
+        np.testing.assert_array_equal(got, reference, err_msg=str(k))
+    for k, (got, reference) in enumerate(zip(got_close, close, strict=True)):
+        np.testing.assert_allclose(got, reference, rtol=3e-6, atol=1e-6, err_msg=str(k))
 
 
 def random_numbers(words):

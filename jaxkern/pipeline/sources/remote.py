@@ -477,7 +477,7 @@ def _copy_of(file: RemoteFile, root: Path) -> Path:
     return root / version / (file.url.name if file.url.name.strip(".") else "file")
 
 
-def _make_room(root: Path, wanted: set[Path], size: int, max_bytes: int | None) -> None:
+def _make_room(root: Path, requested: set[Path], size: int, max_bytes: int | None) -> None:
     """Remove files until `size` bytes are free."""
     if max_bytes is None:
         return
@@ -485,7 +485,7 @@ def _make_room(root: Path, wanted: set[Path], size: int, max_bytes: int | None) 
     status = {path: path.stat() for path in entries}
     total = size + sum(each.st_size for each in status.values())
     for path in sorted(status, key=lambda path: status[path].st_atime_ns):
-        if total > max_bytes and path not in wanted | _in_use:
+        if total > max_bytes and path not in requested | _in_use:
             path.unlink()
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
