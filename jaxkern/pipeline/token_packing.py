@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.arrays import check_mapped
+from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.engine import Engine, ItemSource
 from jaxkern.pipeline.nodes import RECORDS_PER_CALL, BatchLayout, Block, SourceNode, Vertex
 from jaxkern.pipeline.rows import Data
@@ -243,8 +244,7 @@ class _PackFlow(Flow):
         self, rows: TokenRows, fields: Any, records: np.ndarray, count: int, out: Data | None
     ) -> Block:
         if out is not None:
-            full = len(records) == self._size
-            out = {name: array for name, array in out.items() if name != "mask"} if full else None
+            out = row.without_mask(out) if len(records) == self._size else None
         for name, array in fields.items():  # after a wait for a slot
             check_mapped(f"field {name!r}", array)
         data: Data = packed_rows(rows, fields, self._node.pad_id, out)
