@@ -134,7 +134,9 @@ def main() -> None:
         worst = max(worst, ratio)
         rows.append([case, f"{v3:.2f}", f"{neon:.2f}", str(lanes), f"{ratio:.2f}"])
     header = "loop | AVX2: instructions a value | NEON | lanes, AVX2 / NEON | NEON / AVX2 per lane"
-    note = f"{', '.join(map(version, TOOLS))}. The largest ratio is {worst:.2f}; the limit is {LIMIT}."
+    note = (
+        f"{', '.join(map(version, TOOLS))}. The largest ratio is {worst:.2f}; the limit is {LIMIT}."
+    )
     bench.write(harness.table(header, "lrrrr", rows), note=note)
     if worst > LIMIT:
         raise SystemExit(f"a ratio per lane is {worst:.2f}; expected at most {LIMIT}")
