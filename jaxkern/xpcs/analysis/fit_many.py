@@ -59,6 +59,11 @@ class FitOutcome:
         error; a fit that ended without success is "done").
       error: error of the last attempt; "" unless it failed.
       row: parameters, errors, and the quality of the fit.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> print(jk.xpcs.FitOutcome("run1", {"q": 0.005}, "failed", error="no data"))
+      run1: failed: no data
     """
 
     name: str
@@ -80,6 +85,12 @@ class ManyFits(Table):
 
     Attributes:
       outcomes: outcome of each data set, in order.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> outcomes = tuple(jk.xpcs.FitOutcome(f"run{k}", {"q": 0.005}, "done") for k in range(2))
+      >>> jk.xpcs.ManyFits(outcomes).count("done")
+      2
     """
 
     outcomes: tuple[FitOutcome, ...]

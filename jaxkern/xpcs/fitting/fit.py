@@ -237,6 +237,16 @@ def curve_fit(
 
     Raises:
       RuntimeError: if the fit does not converge.
+
+    Example:
+      >>> import jaxkern as jk, numpy as np
+      >>> geometry = jk.xpcs.Geometry(q=.0054, gap=2e6, dt=.1, t=.1 * np.arange(64), phi=[0.0])
+      >>> model = jk.xpcs.Static(geometry)
+      >>> clean = np.asarray(jk.xpcs.g2(model, [2e4, 0.3, 50.0], [0.2], [1.0]), float)
+      >>> data = clean + 0.003 * np.random.default_rng(0).normal(size=clean.shape)
+      >>> popt, pcov = jk.xpcs.curve_fit(model, data, search="local", progress=False)
+      >>> popt.shape, pcov.shape  # contrast, offset, D0, alpha, D_offset
+      ((5,), (5, 5))
     """
     result = fit(model, data, sigma, p0, **options)
     if not result.success:

@@ -36,7 +36,14 @@ SCALES = ("contrast", "contrast_error", "offset", "offset_error")
 
 @dataclass(frozen=True)
 class FitTimings:
-    """Seconds of compilation, of passes including reading, and in total."""
+    """Seconds of compilation, of passes including reading, and in total.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> timings = jk.xpcs.FitTimings(compile=0.5, compute=1.0, total=1.75)
+      >>> timings.total - timings.compile - timings.compute  # the solver
+      0.25
+    """
 
     compile: float
     compute: float
@@ -83,6 +90,16 @@ class FitResult:
       warnings: remarks on the result.
       held: names of the parameters that were not fitted.
       interrupted: True for the best result so far of a fit that Ctrl-C ended, see `FitInterrupted`.
+
+    Example:
+      >>> import jaxkern as jk, numpy as np
+      >>> geometry = jk.xpcs.Geometry(q=.0054, gap=2e6, dt=.1, t=.1 * np.arange(64), phi=[0.0])
+      >>> model = jk.xpcs.Static(geometry)
+      >>> clean = np.asarray(jk.xpcs.g2(model, [2e4, 0.3, 50.0], [0.2], [1.0]), float)
+      >>> data = clean + 0.003 * np.random.default_rng(0).normal(size=clean.shape)
+      >>> result = jk.xpcs.fit(model, data, search="local", progress=False)
+      >>> result.names, result.popt.shape, result.timings.total > 0
+      (('contrast[0]', 'offset[0]', 'D0', 'alpha', 'D_offset'), (5,), True)
     """
 
     popt: Array
@@ -240,6 +257,18 @@ def save_result(
 
     The directory is created if missing. Both files contain the `geometry` of the model, the JSON
     file also the `settings`, a configuration, and the `provenance`. Returns the two paths.
+
+    Example:
+      >>> import jaxkern as jk, numpy as np
+      >>> geometry = jk.xpcs.Geometry(q=.0054, gap=2e6, dt=.1, t=.1 * np.arange(64), phi=[0.0])
+      >>> model = jk.xpcs.Static(geometry)
+      >>> clean = np.asarray(jk.xpcs.g2(model, [2e4, 0.3, 50.0], [0.2], [1.0]), float)
+      >>> data = clean + 0.003 * np.random.default_rng(0).normal(size=clean.shape)
+      >>> import tempfile
+      >>> result = jk.xpcs.fit(model, data, search="local", progress=False)
+      >>> paths = jk.xpcs.save_result(tempfile.mkdtemp(), result, geometry)
+      >>> [path.name for path in paths]
+      ['results.json', 'results.npz']
     """
     values = {item.name: getattr(result, item.name) for item in fields(result)}
     scalars = str, int, float, np.generic
@@ -282,6 +311,19 @@ def load_result(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.nda
     Raises:
       FileNotFoundError: if the directory contains no results.
       ValueError: for a damaged file.
+
+    Example:
+      >>> import jaxkern as jk, numpy as np
+      >>> geometry = jk.xpcs.Geometry(q=.0054, gap=2e6, dt=.1, t=.1 * np.arange(64), phi=[0.0])
+      >>> model = jk.xpcs.Static(geometry)
+      >>> clean = np.asarray(jk.xpcs.g2(model, [2e4, 0.3, 50.0], [0.2], [1.0]), float)
+      >>> data = clean + 0.003 * np.random.default_rng(0).normal(size=clean.shape)
+      >>> import tempfile
+      >>> result = jk.xpcs.fit(model, data, search="local", progress=False)
+      >>> paths = jk.xpcs.save_result(tempfile.mkdtemp(), result, geometry)
+      >>> values, arrays = jk.xpcs.load_result(paths[0].parent)
+      >>> bool((arrays["popt"] == result.popt).all())
+      True
     """
     (text, binary), advice = _paths(directory), "`python -m jaxkern xpcs fit` writes it"
     for path in (text, binary):

@@ -44,6 +44,15 @@ class NormalEquations:
       cost: sum of f_scale^2 rho((residual / f_scale)^2) []; chi2 for the linear loss.
       count: number of points with weight [].
       mirrored: number of points in mirrored pairs []; half of them carry no information.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> geometry = jk.xpcs.Geometry(.0054, 2e6, .1, .1 * np.arange(50), [0., 45., 90.])
+      >>> model = jk.xpcs.LaminarFlow(geometry)
+      >>> data = jk.xpcs.g2(model, model.defaults, .3, 1.)
+      >>> equations = jk.xpcs.normal_equations(model, model.defaults, .3, 1., data, .01)
+      >>> equations.jtj.shape, equations.jtr.shape, bool(equations.cost == equations.chi2)
+      ((13, 13), (13,), True)
     """
 
     jtj: Any
@@ -230,6 +239,14 @@ def assemble(
 
     Raises:
       ValueError: for another scaling, and a state of a wrong shape.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> A, X, tangents_A, tangents_X = (np.zeros(s) for s in ((8,), (1, 8), (3, 8), (1, 0, 8)))
+      >>> tables = jk.xpcs.Tables(A, X, tangents_A, tangents_X, (0, 1, 2), (), n_parameters=3)
+      >>> state = np.zeros((1, jk.xpcs.state_size(3, 0)), np.float32)  # see `accumulate`
+      >>> jk.xpcs.assemble(state, tables, contrast=0.5).jtj.shape  # contrast, offset, 3 of physics
+      (5, 5)
     """
     size = state_size(len(tables.columns), 0)
     if state.ndim != 2 or state.shape[1] != size:
