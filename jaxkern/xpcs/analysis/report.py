@@ -18,7 +18,7 @@ from jaxkern.xpcs.analysis.settings import parse_config, template
 from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.files.provenance import read_provenance
 from jaxkern.xpcs.files.results_reader import read_results, read_summary
-from jaxkern.xpcs.fitting.result import load_result
+from jaxkern.xpcs.fitting.result import SCALES, load_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

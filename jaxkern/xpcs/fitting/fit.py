@@ -72,8 +72,9 @@ def fit(
         whose coefficients are named ``"contrast[c0]"``, ``"contrast[c1]"``, ``"contrast[s1]"``, ...
       bounds: None for the model's; a mapping name -> (lower, upper) that replaces some; or a pair
         of arrays for all fitted parameters, or for the physics. Those of ``"contrast"`` and
-        ``"offset"`` allow all series whose values at the angles may be within them. Bounds of phi0 that span half a
-        turn do not restrict the search; the result is shifted into them by half turns.
+        ``"offset"`` refer to the angles: coefficients of a series have the range that such values
+        can reach. Bounds of phi0 that span half a turn do not restrict the search; the result is
+        shifted into them by half turns.
       hold: names of physics parameters that are not fitted.
       keep: the used frames: a mask [n_t], or a slice.
       search: other starts that are compared on thinned data: 192 points within the bounds for each

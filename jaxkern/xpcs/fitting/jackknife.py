@@ -135,9 +135,11 @@ def _shifts(sums: AngleSums, problem: FitProblem, x: Array) -> dict[int, Array]:
     layout = problem.layout
     scales, index = layout.n_scales, np.arange(layout.size)
     steps = 0.05 / np.sqrt(np.maximum(np.diag(layout.join(sums).jtj), np.finfo(float).tiny))
-    steps = np.where(x + steps > problem.bounds.solver[1], -steps, steps)
+    own = [np.median(sums.jtj[sums.count > 0, k, k]) for k in (0, 1)]
     # Coefficients that add the same to all angles.
-    steps[: 2 * scales] *= np.tile(np.linalg.pinv(layout.basis).sum(1), 2)
+    ones = np.linalg.pinv(layout.basis).sum(1)
+    steps[: 2 * scales] = np.outer(0.05 / np.sqrt(own), ones).ravel()
+    steps = np.where(x + steps > problem.bounds.solver[1], -steps, steps)
     groups = {0: index < scales, 1: (index >= scales) & (index < 2 * scales)} if scales else {}
     groups |= {2 + k - 2 * scales: index == k for k in index[2 * scales :] if problem.free[k]}
     return {parameter: np.where(group, steps, 0.0) for parameter, group in groups.items()}

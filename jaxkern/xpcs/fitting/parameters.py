@@ -68,7 +68,7 @@ class FitLayout:
         return np.concatenate([inverse @ self.contrast, inverse @ self.offset, physics])
 
     def split(self, x: Any) -> PassPoint:
-        """Return physics, and contrast and offset of every angle, from a vector, also a traced one."""
+        """Return physics, and contrast and offset of every angle; `x` may be a tracer."""
         scales = self.n_scales
         pairs = x[: 2 * scales].reshape(2, scales) @ self.basis.T
         pairs = pairs if scales else (self.contrast, self.offset)
@@ -82,8 +82,7 @@ class FitLayout:
         return slopes
 
     def limits(self, low: float, high: float) -> tuple[Array, Array]:
-        """Return the bounds [k] of the coefficients of all values of the angles within two bounds.
-        """
+        """Return the bounds [k] of the coefficients if all angles have values from low to high."""
         inverse = np.linalg.pinv(self.basis)
         # Rounded, since sums of 1/n should be 1, and no zero multiplies an infinite bound.
         parts = np.array([[np.maximum(inverse, 0.0)], [np.minimum(inverse, 0.0)]]).sum(-1).round(12)
@@ -173,8 +172,12 @@ class PeriodicBounds:
 def fit_bounds(bounds: Any, layout: FitLayout, model: Model) -> PeriodicBounds:
     """Return the bounds of all fitted parameters from the argument of `fit`."""
     scales, names = layout.n_scales, layout.names
-    pairs = [layout.limits(*CONTRAST_BOUNDS), layout.limits(*OFFSET_BOUNDS), zip(*model.bounds)]
-    lower, upper = map(np.concatenate, zip(*pairs))
+    pairs = [
+        layout.limits(*CONTRAST_BOUNDS),
+        layout.limits(*OFFSET_BOUNDS),
+        zip(*model.bounds, strict=True),
+    ]
+    lower, upper = map(np.concatenate, zip(*pairs, strict=True))
     if isinstance(bounds, Mapping):
         for name, (low, high) in bounds.items():
             if name in ("contrast", "offset"):

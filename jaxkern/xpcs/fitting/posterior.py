@@ -233,9 +233,7 @@ def posterior(
         )
     basis, scales = fit.scale_basis, (name.removeprefix("contrast") for name in fit.names)
     labels = tuple(itertools.islice(scales, basis.shape[1]))
-    layout = FitLayout(
-        basis, labels, model.parameter_names, model.units, fit.contrast, fit.offset
-    )
+    layout = FitLayout(basis, labels, model.parameter_names, model.units, fit.contrast, fit.offset)
     free = np.array([name not in fit.held for name in fit.names])
     with jax.enable_x64(True):
         loaded = LoadedSource(as_source(data))
