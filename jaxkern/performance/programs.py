@@ -100,6 +100,12 @@ class Collective:
       bytes: size of its result on one device, for one execution.
       count: executions in one run of the program; None in a loop of unknown length.
       source: origin in the function, such as ``"jit(f)/mul"``.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> gather = performance.Collective("all-gather.1", "all-gather", 1 << 20, 10, "jit(f)/mul")
+      >>> gather.bytes * gather.count
+      10485760
     """
 
     name: str
@@ -123,6 +129,12 @@ class MemoryReport:
       aliased_bytes: size of results that are stored in donated arguments.
       generated_code_bytes: size of the machine code, if the platform reports it (0 on CPU).
       collectives: communication between devices.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> report = performance.MemoryReport(4000, 4000, 800, 4000, 0)
+      >>> report.peak_bytes
+      4800
     """
 
     argument_bytes: int

@@ -42,6 +42,14 @@ class Placement:
       ceiling: maximum of ``achieved`` at this intensity.
       efficiency: ``achieved / ceiling``, not clamped: above 1 if data stay in the caches.
       unit: ``"FLOP/s"`` or ``"B/s"``.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> placement = performance.Placement(
+      ...     flops=1e9, bytes=4e9, time=0.5, intensity=0.25, bottleneck="memory",
+      ...     achieved=2e9, ceiling=4e9, efficiency=0.5, unit="FLOP/s")
+      >>> placement.efficiency == placement.achieved / placement.ceiling
+      True
     """
 
     flops: float | None

@@ -135,7 +135,7 @@ class Epoch:
         """
         node: Any = vertex.node
         try:
-            flow: Flow = node.flow(self, vertex, position or {})
+            flow: Flow = node.flow(node, self, vertex, position or {})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if position is None:
                 raise

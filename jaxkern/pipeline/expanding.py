@@ -10,9 +10,9 @@ import numpy as np
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.nodes import BatchLayout, Block, qualified_name
+from jaxkern.pipeline.nodes import Block, qualified_name
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import Flow, RowFlow, Rows, SequentialNode, Upstream
+from jaxkern.pipeline.sequential import Rows, SequentialNode
 from jaxkern.pipeline.sources.source import check_choice, record_arrays, stack_records
 
 #: maximum number of outputs per record; output n of record r has the id r * PARTS + n
@@ -215,6 +215,7 @@ class Window(SequentialNode):
         self.fields = None if fields is None else tuple(fields)
         check_choice("axis", axis, "records", "sequence")
         self.axis = axis
+        self.window = (self.size, self.stride) if axis == "records" else None
 
     def describe(self) -> str:
         fields = "" if self.fields is None else f", {self.fields}"
@@ -253,9 +254,3 @@ class Window(SequentialNode):
             windows = np.asarray(block.data[name])[:, rows]
             data[name] = windows.reshape(-1, *windows.shape[2:])
         return Rows(data, records, origins, count)
-
-    def flow_of(
-        self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
-    ) -> Flow:
-        window = (self.size, self.stride) if self.axis == "records" else None
-        return RowFlow(upstream, layout, position, window=window)

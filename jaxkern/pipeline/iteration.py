@@ -44,6 +44,17 @@ class PipelineIterator(Iterator[Data]):
     after it. Several threads may share the iterator; each batch is delivered to one of them. Ctrl-C
     closes the iterator; a new one with the state of the old one resumes after the last delivered
     batch.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> pipe = jk.from_source({"x": [1, 2, 3, 4]}, batch_size=2)
+      >>> iterator = iter(pipe)
+      >>> next(iterator)["x"].tolist()
+      [1, 2]
+      >>> resumed = iter(pipe)
+      >>> resumed.set_state(iterator.get_state())
+      >>> next(resumed)["x"].tolist()
+      [3, 4]
     """
 
     def __init__(

@@ -27,175 +27,6 @@ if TYPE_CHECKING:
     from jaxkern.pipeline.epoch import Epoch
 
 
-class Pack(SequentialNode):
-    """Packs documents of tokens into rows of equal length; a batch is [batch_size, length].
-
-    A batch contains the fields, int32, with `pad_id` after the last token of a row, and
-    ``"segment_ids"`` (1, 2, ... for the documents in the row, 0 in padding), ``"positions"`` (in
-    the segment, from 0) and ``"loss_mask"`` (bool: neither padding nor the first token of a
-    segment), see `jaxkern.tokens.pack`. Other fields are dropped. ``iterator.packing`` counts
-    tokens and padding. The number of rows is unknown before the end of an epoch, so
-    ``len(pipeline)`` raises.
-
-    After a `TokenSource`, or a `Subset` of one, native code reads the documents in place, in the
-    order of the epoch. After other nodes a document is a row of a batch; the field `lengths`
-    contains its number of tokens, and the rest of the row is padding.
-
-    Args:
-      length: number of tokens per row.
-      fields: the fields to pack, all in the same way.
-      method: "first-fit", "best-fit" or "concat-split", see `jaxkern.tokens.pack`.
-      long: treatment of documents longer than a row: "error" for the batch,
-        "split", "truncate" or "drop", see `jaxkern.tokens.pack`.
-      max_open_bins: maximum number of incomplete rows; more of them result in less padding and
-        larger states.
-      pad_id: the value of padding; a dict by field if they differ.
-      lengths: the field with the number of tokens of each document, after nodes other than a
-        source.
-      batch_size: rows per batch; None for the batch size of its input.
-    Raises: ValueError that names the argument.
-
-    >>> import jaxkern as jk
-    >>> source = jk.pipeline.TokenSource([[1, 2, 3], [4, 5, 6, 7], [8]])
-    >>> pipe = jk.from_source(source, batch_size=2) >> jk.pipeline.Pack(4)
-    >>> [(b["tokens"].tolist(), b["segment_ids"].tolist()) for b in pipe]
-    [([[4, 5, 6, 7], [1, 2, 3, 8]], [[1, 1, 1, 1], [1, 1, 1, 2]])]
-    """
-
-    name = "pack"
-    fresh = True
-
-    def __init__(
-        self,
-        length: int,
-        fields: Sequence[str] = ("tokens",),
-        method: Method = "first-fit",
-        *,
-        long: Overlong = "error",
-        max_open_bins: int = 64,
-        pad_id: int | Mapping[str, int] = 0,
-        lengths: str = "length",
-        batch_size: int | None = None,
-    ) -> None:
-        #: creates the packer of an epoch
-        self.packer = functools.partial(
-            RowPacker, length, method, long=long, max_open_bins=max_open_bins
-        )
-        self.packer()  # checks the arguments
-        self.fields = (fields,) if isinstance(fields, str) else tuple(fields)
-        if not self.fields or {*self.fields} & {*MARKS, lengths}:
-            raise ValueError(
-                f"fields is {fields!r}; expected fields with tokens, none of them named "
-                f"{', '.join(map(repr, [*MARKS, lengths]))}"
-            )
-        if unknown := [*({*pad_id} - {*self.fields} if isinstance(pad_id, Mapping) else ())]:
-            raise ValueError(f"pad_id is for {unknown[0]!r}; the fields are {self.fields}")
-        self.pad_id, self.lengths = pad_id, lengths
-        self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
-        self._options = f"{length}, {self.fields}, {method}, {long}, {max_open_bins}, {pad_id}"
-        self._source: BatchSource | None = None
-
-    def describe(self) -> str:
-        size = "" if self.batch_size is None else f", rows {self.batch_size}"
-        return f"Pack({self._options}{size})"
-
-    def after(self, vertex: Vertex) -> Vertex:
-        source = vertex.node.source if isinstance(vertex.node, SourceNode) else None
-        documents = None if source is None else _documents_of(source)
-        node = copy.copy(self)
-        node._source = None if documents is None else source
-        if documents is not None:
-            fields = documents[0].fields
-            if missing := [name for name in self.fields if name not in fields]:
-                raise ValueError(f"the source has no field {missing[0]!r}; it has {sorted(fields)}")
-        return Vertex(node, (vertex,))
-
-    def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
-        if self._source is None:
-            return super().open_upstream(epoch, vertex, position)
-        layout = epoch.layouts[vertex]
-        return Engine(_SourceDocuments(self._source, layout, epoch.number, position or 0), 0, 1)
-
-    def rows(self, block: Block) -> _Documents:
-        """Return the concatenated tokens of a block's documents, as `_Documents`."""
-        count = len(block.records)
-        if missing := [name for name in (*self.fields, self.lengths) if name not in block.data]:
-            raise ValueError(
-                f"the batch has no field {missing[0]!r}; it has {sorted(block.data)}: name the "
-                "fields of tokens with fields=, and the field of their counts with lengths="
-            )
-        lengths = np.asarray(block.data[self.lengths]).astype(np.int64)
-        data: Data = {}
-        for name in self.fields:
-            values = np.asarray(block.data[name])
-            if values.ndim != 2 or lengths.shape != (count,):
-                raise ValueError(
-                    f"{name!r} is {values.dtype}{list(values.shape)} with lengths "
-                    f"{list(lengths.shape)}; expected documents [N, width] and their lengths [N]"
-                )
-            if count and not (lengths.min() >= 0 and lengths.max() <= values.shape[1]):
-                raise ValueError(
-                    f"{self.lengths!r} is {lengths.min()} to {lengths.max()}; expected 0 to "
-                    f"{values.shape[1]}, the columns of {name!r}"
-                )
-            data[name] = values[np.arange(values.shape[1]) < lengths[:, None]]
-        return _Documents(block.records, np.cumsum(lengths) - lengths, lengths, data)
-
-    def remarks(self) -> Sequence[str]:
-        if self._source is None:
-            return ["pack reads documents one by one from the batches before it"]
-        return [f"pack reads documents in place by native code: {self._source!r}"]
-
-    def flow_of(
-        self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
-    ) -> Flow:
-        return _PackFlow(self, upstream, layout, position)
-
-
-def _documents_of(source: BatchSource) -> tuple[Documents, np.ndarray | None] | None:
-    """Return the documents of a source, and the indices of those used, or None for all in order."""
-    if type(source) is TokenSource:
-        return source.documents, None
-    if type(source) is Subset and (inner := _documents_of(source.source)) is not None:
-        documents, chosen = inner
-        return documents, source.indices if chosen is None else chosen[source.indices]
-    return None
-
-
-class _Documents(NamedTuple):
-    """Documents that were read together."""
-
-    records: np.ndarray  # int64 [M], like the next two
-    begins: np.ndarray
-    lengths: np.ndarray
-    fields: Mapping[str, np.ndarray]  # the values; `begins` are offsets in them
-
-
-class _SourceDocuments(ItemSource):
-    """Documents of a source in the order of the epoch, from a row on."""
-
-    def __init__(self, source: BatchSource, layout: BatchLayout, epoch: int, position: int) -> None:
-        documents = _documents_of(source)
-        assert documents is not None
-        self._documents, self._chosen = documents
-        self._layout, self._epoch = layout, epoch
-        self._at = int(position)
-
-    @property
-    def position(self) -> int:
-        return self._at
-
-    def claim(self) -> _Documents | None:
-        before, self._at = self._at, min(self._at + RECORDS_PER_CALL, self._layout.real_rows)
-        if before >= self._at:
-            return None
-        shard, rows = self._layout.read_rows(range(before, self._at))
-        records = self._layout.order.records(shard, self._epoch, rows)
-        chosen = records if self._chosen is None else self._chosen[records]
-        self._documents.check_files()
-        return _Documents(records, *self._documents.locate(chosen), self._documents.fields)
-
-
 class _PackFlow(Flow):
     """Batches of rows: rows are planned from document lengths, then native code writes them.
 
@@ -203,15 +34,13 @@ class _PackFlow(Flow):
     in which documents are numbered from the first one of "at".
     """
 
-    def __init__(
-        self, node: Pack, upstream: Upstream, layout: BatchLayout, position: dict[str, Any]
-    ) -> None:
-        super().__init__(upstream, layout, position)
-        self._node, self._packer = node, node.packer()
+    def __init__(self, node: Any, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> None:
+        super().__init__(node, epoch, vertex, position)
+        self._packer = node.packer()
         counts = {"dropped": 0, **position.get("counts", {})}
         self._dropped = counts.pop("dropped")
         self._stats = PackingStats(**counts)
-        self._position = position or {"at": upstream.position}
+        self._position = position or {"at": self._upstream.position}
         if "packer" in position:
             self._packer.set_state(position["packer"], self._locate)
 
@@ -316,3 +145,168 @@ class _PackFlow(Flow):
                 parts[name].append(values[begin : begin + count])
         pieces[:, 3] = np.cumsum(pieces[:, 2]) - pieces[:, 2]
         return rows._replace(pieces=pieces), {k: np.concatenate(v) for k, v in parts.items()}
+
+
+class Pack(SequentialNode):
+    """Packs documents of tokens into rows of equal length; a batch is [batch_size, length].
+
+    A batch contains the fields, int32, with `pad_id` after the last token of a row, and
+    ``"segment_ids"`` (1, 2, ... for the documents in the row, 0 in padding), ``"positions"`` (in
+    the segment, from 0) and ``"loss_mask"`` (bool: neither padding nor the first token of a
+    segment), see `jaxkern.tokens.pack`. Other fields are dropped. ``iterator.packing`` counts
+    tokens and padding. The number of rows is unknown before the end of an epoch, so
+    ``len(pipeline)`` raises.
+
+    After a `TokenSource`, or a `Subset` of one, native code reads the documents in place, in the
+    order of the epoch. After other nodes a document is a row of a batch; the field `lengths`
+    contains its number of tokens, and the rest of the row is padding.
+
+    Args:
+      length: number of tokens per row.
+      fields: the fields to pack, all in the same way.
+      method: "first-fit", "best-fit" or "concat-split", see `jaxkern.tokens.pack`.
+      long: treatment of documents longer than a row: "error" for the batch,
+        "split", "truncate" or "drop", see `jaxkern.tokens.pack`.
+      max_open_bins: maximum number of incomplete rows; more of them result in less padding and
+        larger states.
+      pad_id: the value of padding; a dict by field if they differ.
+      lengths: the field with the number of tokens of each document, after nodes other than a
+        source.
+      batch_size: rows per batch; None for the batch size of its input.
+    Raises: ValueError that names the argument.
+
+    >>> import jaxkern as jk
+    >>> source = jk.pipeline.TokenSource([[1, 2, 3], [4, 5, 6, 7], [8]])
+    >>> pipe = jk.from_source(source, batch_size=2) >> jk.pipeline.Pack(4)
+    >>> [(b["tokens"].tolist(), b["segment_ids"].tolist()) for b in pipe]
+    [([[4, 5, 6, 7], [1, 2, 3, 8]], [[1, 1, 1, 1], [1, 1, 1, 2]])]
+    """
+
+    name = "pack"
+    flow = _PackFlow
+    fresh = True
+
+    def __init__(
+        self,
+        length: int,
+        fields: Sequence[str] = ("tokens",),
+        method: Method = "first-fit",
+        *,
+        long: Overlong = "error",
+        max_open_bins: int = 64,
+        pad_id: int | Mapping[str, int] = 0,
+        lengths: str = "length",
+        batch_size: int | None = None,
+    ) -> None:
+        #: creates the packer of an epoch
+        self.packer = functools.partial(
+            RowPacker, length, method, long=long, max_open_bins=max_open_bins
+        )
+        self.packer()  # checks the arguments
+        self.fields = (fields,) if isinstance(fields, str) else tuple(fields)
+        if not self.fields or {*self.fields} & {*MARKS, lengths}:
+            raise ValueError(
+                f"fields is {fields!r}; expected fields with tokens, none of them named "
+                f"{', '.join(map(repr, [*MARKS, lengths]))}"
+            )
+        if unknown := [*({*pad_id} - {*self.fields} if isinstance(pad_id, Mapping) else ())]:
+            raise ValueError(f"pad_id is for {unknown[0]!r}; the fields are {self.fields}")
+        self.pad_id, self.lengths = pad_id, lengths
+        self.batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
+        self._options = f"{length}, {self.fields}, {method}, {long}, {max_open_bins}, {pad_id}"
+        self._source: BatchSource | None = None
+
+    def describe(self) -> str:
+        size = "" if self.batch_size is None else f", rows {self.batch_size}"
+        return f"Pack({self._options}{size})"
+
+    def after(self, vertex: Vertex) -> Vertex:
+        source = vertex.node.source if isinstance(vertex.node, SourceNode) else None
+        documents = None if source is None else _documents_of(source)
+        node = copy.copy(self)
+        node._source = None if documents is None else source
+        if documents is not None:
+            fields = documents[0].fields
+            if missing := [name for name in self.fields if name not in fields]:
+                raise ValueError(f"the source has no field {missing[0]!r}; it has {sorted(fields)}")
+        return Vertex(node, (vertex,))
+
+    def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
+        if self._source is None:
+            return super().open_upstream(epoch, vertex, position)
+        layout = epoch.layouts[vertex]
+        return Engine(_SourceDocuments(self._source, layout, epoch.number, position or 0), 0, 1)
+
+    def rows(self, block: Block) -> _Documents:
+        """Return the concatenated tokens of a block's documents, as `_Documents`."""
+        count = len(block.records)
+        if missing := [name for name in (*self.fields, self.lengths) if name not in block.data]:
+            raise ValueError(
+                f"the batch has no field {missing[0]!r}; it has {sorted(block.data)}: name the "
+                "fields of tokens with fields=, and the field of their counts with lengths="
+            )
+        lengths = np.asarray(block.data[self.lengths]).astype(np.int64)
+        data: Data = {}
+        for name in self.fields:
+            values = np.asarray(block.data[name])
+            if values.ndim != 2 or lengths.shape != (count,):
+                raise ValueError(
+                    f"{name!r} is {values.dtype}{list(values.shape)} with lengths "
+                    f"{list(lengths.shape)}; expected documents [N, width] and their lengths [N]"
+                )
+            if count and not (lengths.min() >= 0 and lengths.max() <= values.shape[1]):
+                raise ValueError(
+                    f"{self.lengths!r} is {lengths.min()} to {lengths.max()}; expected 0 to "
+                    f"{values.shape[1]}, the columns of {name!r}"
+                )
+            data[name] = values[np.arange(values.shape[1]) < lengths[:, None]]
+        return _Documents(block.records, np.cumsum(lengths) - lengths, lengths, data)
+
+    def remarks(self) -> Sequence[str]:
+        if self._source is None:
+            return ["pack reads documents one by one from the batches before it"]
+        return [f"pack reads documents in place by native code: {self._source!r}"]
+
+
+def _documents_of(source: BatchSource) -> tuple[Documents, np.ndarray | None] | None:
+    """Return the documents of a source, and the indices of those used, or None for all in order."""
+    if type(source) is TokenSource:
+        return source.documents, None
+    if type(source) is Subset and (inner := _documents_of(source.source)) is not None:
+        documents, chosen = inner
+        return documents, source.indices if chosen is None else chosen[source.indices]
+    return None
+
+
+class _Documents(NamedTuple):
+    """Documents that were read together."""
+
+    records: np.ndarray  # int64 [M], like the next two
+    begins: np.ndarray
+    lengths: np.ndarray
+    fields: Mapping[str, np.ndarray]  # the values; `begins` are offsets in them
+
+
+class _SourceDocuments(ItemSource):
+    """Documents of a source in the order of the epoch, from a row on."""
+
+    def __init__(self, source: BatchSource, layout: BatchLayout, epoch: int, position: int) -> None:
+        documents = _documents_of(source)
+        assert documents is not None
+        self._documents, self._chosen = documents
+        self._layout, self._epoch = layout, epoch
+        self._at = int(position)
+
+    @property
+    def position(self) -> int:
+        return self._at
+
+    def claim(self) -> _Documents | None:
+        before, self._at = self._at, min(self._at + RECORDS_PER_CALL, self._layout.real_rows)
+        if before >= self._at:
+            return None
+        shard, rows = self._layout.read_rows(range(before, self._at))
+        records = self._layout.order.records(shard, self._epoch, rows)
+        chosen = records if self._chosen is None else self._chosen[records]
+        self._documents.check_files()
+        return _Documents(records, *self._documents.locate(chosen), self._documents.fields)

@@ -427,6 +427,14 @@ def cached(
       FileNotFoundError: a file does not exist.
       OSError: a file cannot be downloaded, or was replaced meanwhile; the message names it.
       ValueError: the files that this process uses exceed `max_bytes`.
+
+    Example:
+      >>> import tempfile, jaxkern as jk
+      >>> folder = tempfile.mkdtemp()
+      >>> path = folder + "/train.tar"
+      >>> open(path, "w").close()
+      >>> [str(local) == path for local in jk.pipeline.cached(path, folder + "/cache")]  # not a URL
+      [True]
     """
     if max_bytes is not None:
         check_integer("max_bytes", max_bytes, 0)

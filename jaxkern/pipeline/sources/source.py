@@ -33,6 +33,15 @@ class EncodedImages:
       channels, max_pixels: as for `Encoded`.
       scaled: True if JPEG may be decoded at 1/2, 1/4 or 1/8, see `ImageFiles`.
       rows_of: function from record numbers to rows of `ranges` and `size`, if they differ.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> blob = np.frombuffer(bytes(60), np.uint8)  # 4x5 pixels without a header
+      >>> images = jk.pipeline.EncodedImages(
+      ...     (blob,), ranges=np.array([[0, 0, 60]]), in_files=False,
+      ...     size=np.array([[4, 5]], np.int32), codec="raw")
+      >>> images.channels, images.in_files
+      (3, False)
     """
 
     blobs: tuple[np.ndarray, ...]
@@ -58,6 +67,15 @@ class BatchSource:
         so a batch need not be copied.
       on_bad_record: with "mask", `gather` returns zeros for records that it cannot read, and a
         field "valid" (bool [N]) that is False there; the iterator counts them.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> class Squares(jk.pipeline.BatchSource):
+      ...     _length = 5
+      ...     def gather(self, records, out=None):
+      ...         return {"x": records**2}
+      >>> [batch["x"].tolist() for batch in jk.from_source(Squares(), batch_size=3)]
+      [[0, 1, 4], [9, 16]]
     """
 
     fresh: bool = False

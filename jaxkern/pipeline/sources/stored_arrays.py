@@ -39,6 +39,14 @@ class HDF5Source(BatchSource):
     Raises:
       KeyError, ValueError, TypeError: a data set does not exist, differs from others in length, or
         is not numeric.
+
+    Example:
+      >>> import h5py, tempfile, jaxkern as jk
+      >>> path = tempfile.mkdtemp() + "/data.h5"
+      >>> with h5py.File(path, "w") as file:
+      ...     file["values"] = [[1, 2], [3, 4]]
+      >>> jk.pipeline.HDF5Source({"x": "values"}, path)[1]["x"].tolist()
+      [3, 4]
     """
 
     fresh = True
@@ -101,6 +109,13 @@ class ZarrSource(BatchSource):
     Raises:
       FileNotFoundError, KeyError: the path or an array does not exist.
       ValueError, TypeError: arrays have different lengths, or are not numeric.
+
+    Example:
+      >>> import tempfile, zarr, jaxkern as jk
+      >>> group = zarr.open_group(tempfile.mkdtemp(), mode="w")
+      >>> _ = group.create_array("x", data=np.arange(6).reshape(3, 2), chunks=(1, 2))
+      >>> jk.pipeline.ZarrSource(group)[1]["x"].tolist()
+      [2, 3]
     """
 
     fresh = True

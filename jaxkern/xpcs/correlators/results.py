@@ -37,6 +37,14 @@ class Overview:
       static_means_parts: [10, n_static] the same for ten parts in time.
       mean_square: [H, W] mean squared counts, from which the variance in time follows; None in
         results read from a file.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> frames = np.random.default_rng(0).poisson(2.0, (40, 4, 4)).astype("u1")
+      >>> qmap = jk.xpcs.QMap(np.ones((4, 4), int), q=[0.01])
+      >>> overview = jk.xpcs.multitau(frames, qmap, overview=True).overview
+      >>> overview.mean_image.shape, overview.intensity.shape
+      ((4, 4), (40,))
     """
 
     mean_image: NDArray[np.float64]
@@ -354,6 +362,14 @@ class TwoTimeFitData(NamedTuple):
       phi: [n_phi] in degrees; zeros if unknown.
       t: [n] times in s from the first frame.
       dt: time between them in s.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> frames = np.random.default_rng(0).poisson(2.0, (40, 4, 4)).astype("u1")
+      >>> qmap = jk.xpcs.QMap(np.ones((4, 4), int), q=[0.01])
+      >>> ring = jk.xpcs.twotime(frames, qmap, frame_time=0.1).fit_data(q=0.01)
+      >>> ring.data.shape, ring.q, ring.dt
+      ((1, 40, 40), 0.01, 0.1)
     """
 
     data: NDArray[Any]

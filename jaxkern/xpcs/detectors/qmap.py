@@ -327,6 +327,13 @@ def read_mask(path: str | os.PathLike[str], kind: str = "mask") -> NDArray[np.bo
       FileNotFoundError: no such file.
       DetectorFileError: a file of another format, a damaged one, or not one array [H, W] of
         numbers.
+
+    Example:
+      >>> import numpy as np, pathlib, tempfile, jaxkern as jk
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> np.save(folder / "mask.npy", np.eye(2))
+      >>> jk.xpcs.read_mask(folder / "mask.npy").tolist()
+      [[True, False], [False, True]]
     """
     path = home_path(path)
     name = str(path)

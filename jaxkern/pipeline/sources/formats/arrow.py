@@ -105,6 +105,12 @@ class ArrowSource(_TableSource):
       ValueError: a file is damaged (the message names it), or a column has missing values or lists
         of different lengths.
       TypeError, KeyError: a column has another type, or does not exist.
+
+    Example:
+      >>> import pyarrow as pa, jaxkern as jk
+      >>> table = pa.table({"label": [0, 1], "x": [[1.0, 2.0], [3.0, 4.0]]})
+      >>> jk.pipeline.ArrowSource(table)[1]["x"].tolist()
+      [3.0, 4.0]
     """
 
     def __init__(
@@ -141,6 +147,13 @@ class ParquetSource(_TableSource):
 
     Raises:
       As `ArrowSource`, and MemoryError; OSError if a server fails or its file is replaced.
+
+    Example:
+      >>> import pyarrow as pa, pyarrow.parquet, tempfile, jaxkern as jk
+      >>> path = tempfile.mkdtemp() + "/data.parquet"
+      >>> pa.parquet.write_table(pa.table({"x": [1, 2, 3]}), path)
+      >>> jk.pipeline.ParquetSource(path)[2]["x"].item()
+      3
     """
 
     def __init__(

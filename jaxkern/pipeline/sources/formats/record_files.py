@@ -42,6 +42,17 @@ class ArrayRecordSource(RecordSource):
 
     Raises:
       ValueError: a file is damaged or truncated; the message names it.
+
+    Example:
+      >>> import numpy as np, tempfile, jaxkern as jk
+      >>> from array_record.python.array_record_module import ArrayRecordWriter
+      >>> path = tempfile.mkdtemp() + "/x.array_record"
+      >>> writer = ArrayRecordWriter(path, "group_size:1")
+      >>> writer.write(bytes([1, 2])), writer.write(bytes([3, 4])), writer.close()
+      (None, None, None)
+      >>> decode = lambda record: {"x": np.frombuffer(record, np.uint8)}
+      >>> jk.pipeline.ArrayRecordSource(path, decode)[1]["x"].tolist()
+      [3, 4]
     """
 
     def __init__(
@@ -137,6 +148,16 @@ class TFRecordSource(EncodedSource):
       ValueError: a record is damaged or truncated (the message names file and byte), or features
         differ between records.
       TypeError, KeyError: bytes are not images; decoders has features that are not bytes.
+
+    Example:
+      >>> import tempfile, tfrecord, jaxkern as jk
+      >>> path = tempfile.mkdtemp() + "/x.tfrecord"
+      >>> writer = tfrecord.TFRecordWriter(path)
+      >>> writer.write({"x": ([1.0, 2.0], "float"), "label": (7, "int")})
+      >>> writer.close()
+      >>> record = jk.pipeline.TFRecordSource(path)[0]
+      >>> record["x"].tolist(), record["label"].item()
+      ([1.0, 2.0], 7)
     """
 
     def __init__(

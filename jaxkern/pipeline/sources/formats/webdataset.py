@@ -63,6 +63,18 @@ class WebDatasetSource(EncodedSource):
       ValueError: a shard is compressed, damaged or truncated, or a sample lacks a field; the
         message names the shard.
       TypeError, KeyError: an ending has no decoder, or a decoder no field.
+
+    Example:
+      >>> import io, tarfile, tempfile, jaxkern as jk
+      >>> path = tempfile.mkdtemp() + "/train.tar"
+      >>> with tarfile.open(path, "w") as tar:
+      ...     for name, content in [("0.cls", b"3"), ("1.cls", b"4")]:
+      ...         member = tarfile.TarInfo(name)
+      ...         member.size = len(content)
+      ...         tar.addfile(member, io.BytesIO(content))
+      >>> source = jk.pipeline.WebDatasetSource(path)
+      >>> len(source), source[1]["label"].item()
+      (2, 4)
     """
 
     def __init__(

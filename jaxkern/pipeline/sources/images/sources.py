@@ -143,6 +143,16 @@ class ImageFolder(ImageFiles):
 
     Raises:
       FileNotFoundError: the folder has no images.
+
+    Example:
+      >>> import pathlib, tempfile, PIL.Image, jaxkern as jk
+      >>> root = pathlib.Path(tempfile.mkdtemp())
+      >>> for name in ("cat", "dog"):
+      ...     (root / name).mkdir()
+      ...     PIL.Image.new("RGB", (5, 4)).save(root / name / "1.jpg")
+      >>> source = jk.pipeline.ImageFolder(root)
+      >>> source.classes, source.labels.tolist()
+      (['cat', 'dog'], [0, 1])
     """
 
     def __init__(
