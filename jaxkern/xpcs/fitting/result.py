@@ -30,6 +30,8 @@ Array = NDArray[np.float64]
 
 # Largest relative standard error of a parameter that counts as determined by the data.
 _LARGEST_ERROR = 100.0
+# Arrays [n_phi] of a result.
+SCALES = ("contrast", "contrast_error", "offset", "offset_error")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,9 @@ class FitResult:
         these differ between angles.
       strategy: ``"memory"`` or ``"stream"``, see `Strategy`.
       sigma, sigma_method: the noise [n_phi] (None for point-wise noise) and its origin.
-      contrast, offset: of each angle [n_phi], for every scaling.
+      contrast, offset, contrast_error, offset_error: of each angle [n_phi], for every scaling, and
+        their standard errors.
+      scale_basis: [n_phi, k]; contrast = scale_basis @ popt[:k], offset = scale_basis @ popt[k:2k].
       physics: the model's parameters [p] in its own order.
       timings: `FitTimings`, in seconds.
       peak_memory: largest measured anonymous memory, bytes.
@@ -118,6 +122,9 @@ class FitResult:
     sigma_method: str
     contrast: Array
     offset: Array
+    contrast_error: Array
+    offset_error: Array
+    scale_basis: Array
     physics: Array
     timings: FitTimings
     peak_memory: int
@@ -203,6 +210,10 @@ class FitResult:
             text = f"+/- {error:.2g}" + (f" ({independent:.2g})" if has_both else "")
             text = "held" if name in self.held else text
             rows.append(f"  {name:<{width}}  {value: .6g} {text} {unit}".rstrip())
+        if "contrast[c0]" in self.names:
+            row = "  at angle {}: contrast {:.6g} +/- {:.2g}, offset {:.6g} +/- {:.2g}"
+            columns = (getattr(self, name) for name in SCALES)
+            rows += [row.format(k, *values) for k, values in enumerate(zip(*columns, strict=True))]
         if has_both:
             rows.append(f"  errors: {self.errors} (in brackets: for independent points)")
         stopped = "converged but is NOT reliable" if self.status > 0 else "NOT converged"
@@ -272,7 +283,10 @@ def save_result(
             for name, *numbers, unit in result._rows()
         },
         **{name: _number(value) for name, value in values.items() if isinstance(value, scalars)},
-        "sigma": None if result.sigma is None else [*map(_number, result.sigma.tolist())],
+        **{
+            name: None if (column := values[name]) is None else [*map(_number, column.tolist())]
+            for name in ("sigma", *SCALES)
+        },
         "warnings": list(result.warnings),
         "timings": {name: _number(value) for name, value in asdict(result.timings).items()},
         "geometry": {name: getattr(geometry, name) for name in ("q", "gap", "dt")}
@@ -362,18 +376,21 @@ def summarize(
     freedom = independent - int(problem.free.sum())
     chi2, cost = float(sums.chi2.sum()), float(sums.cost.sum())
     # Contrast and offset of an excluded angle have no information; one warning covers both.
-    excluded = np.zeros(layout.size, bool)
-    if layout.scaling == "individual":
-        excluded[: 2 * layout.n_phi] = np.tile(sums.count == 0, 2)
+    excluded, scales = np.zeros(layout.size, bool), layout.n_scales
+    excluded[: 2 * scales] = np.tile(~layout.basis[sums.count > 0].any(0), 2)
     inverse = covariance(normal.jtj, active=problem.free & ~excluded)
     inverse.inverse[excluded] = inverse.inverse[:, excluded] = np.inf
     scale = cost / pairs / freedom if freedom > 0 else np.inf
     by_sigma = pcov_independent = _scaled_covariance(inverse.inverse, pairs)
     if not problem.errors.absolute_sigma:
         pcov_independent = _scaled_covariance(inverse.inverse, pairs * scale)
-    pcov, inflation = combine_errors(jackknife, pcov_independent, by_sigma, pairs, layout.n_scales)
+    pcov, inflation = combine_errors(jackknife, pcov_independent, by_sigma, pairs, scales)
+    halves = slice(scales), slice(scales, 2 * scales)
+    scale_errors = [_propagated(layout.basis, pcov[half, half]) for half in halves]
     names = layout.names
     notes: list[str] = []
+    if negative := np.flatnonzero(point.contrast < 0).tolist():
+        notes.append(f"the contrast is negative at angles {negative}: try a lower fourier_order")
     reasons: list[str] = []
     issued: list[str] = []
     if np.any(sums.jtj):
@@ -429,6 +446,9 @@ def summarize(
         sigma_method=problem.noise.method,
         contrast=point.contrast,
         offset=point.offset,
+        contrast_error=scale_errors[0],
+        offset_error=scale_errors[1],
+        scale_basis=layout.basis,
         physics=point.physics,
         timings=FitTimings(compiled, runner.seconds, time.perf_counter() - begin),
         peak_memory=runner.peak_bytes,
@@ -441,6 +461,14 @@ def summarize(
         interrupted=bool(interrupted),
         _problem=(problem, bad),
     )
+
+
+def _propagated(basis: Array, pcov: Array) -> Array:
+    """Return the standard errors of basis @ x [n], where x has the covariance `pcov`."""
+    known = np.isfinite(np.diag(pcov))
+    inner = basis[:, known]
+    variance = ((inner @ pcov[np.ix_(known, known)]) * inner).sum(1)
+    return np.where(basis[:, ~known].any(1), np.inf, np.sqrt(np.maximum(variance, 0.0)))
 
 
 def _unusable(
