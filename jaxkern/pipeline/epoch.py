@@ -91,9 +91,8 @@ class Epoch:
         """Yield the parts of rows, see `Order.parts`; rows past the end repeat the last."""
         for first, block in self._row_blocks(_parts, layout, rows):
             for part in block:
-                begin, end = np.searchsorted(
-                    part.positions, [rows.start - first, rows.stop - first]
-                )
+                bounds = rows.start - first, rows.stop - first
+                begin, end = part.positions.searchsorted(bounds).tolist()
                 if begin < end:
                     positions = part.positions[begin:end] + (first - rows.start)
                     yield part._replace(rows=part.rows[begin:end], positions=positions)

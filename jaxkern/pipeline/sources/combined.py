@@ -133,7 +133,8 @@ class JoinedSource(CombinedSource):
     @functools.cached_property
     def _arrays(self) -> ArraySource | None:
         """The concatenation of sources of arrays that are not repeated."""
-        parts = [source.arrays for source in self.sources if isinstance(source, ArraySource)]
+        each = (s.row_arrays() for s in self.sources if isinstance(s, ArraySource))
+        parts = [arrays for arrays in each if arrays is not None]
         if len(parts) < len(self.sources) or sum(map(len, self.sources)) != len(self):
             return None
         self._fields.check(range(len(parts)), [row.fields_of(dict(arrays)) for arrays in parts])

@@ -183,7 +183,8 @@ class ArraySource(BatchSource):
         }
 
     def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
-        return self.arrays
+        arrays = {name: a for name, a in self.arrays.items() if not isinstance(a, RowReader)}
+        return arrays if len(arrays) == len(self.arrays) else None
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         check_records(records, len(self))
@@ -191,7 +192,7 @@ class ArraySource(BatchSource):
         for name, array in self.arrays.items():
             fits = out is not None and out[name].dtype == array.dtype
             target = out[name] if out is not None and fits else None
-            if isinstance(array, RowParts):
+            if isinstance(array, RowParts | RowReader):
                 rows = array.take(records, target)
             else:
                 check_mapped(f"field {name!r}", array)
@@ -203,6 +204,24 @@ class ArraySource(BatchSource):
                     rows, target = array[records], None
             data[name] = rows if target is not None else store_rows(rows, name, out)
         return data
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowReader:
+    """A field of an `ArraySource` of which ``read(rows, out)`` reads rows int64 [N] into `out`."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[np.ndarray, np.ndarray], None]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def take(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Read rows into `out` [N, ...], a new array by default, and return it."""
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype) if out is None else out
+        self.read(rows, out)
+        return out
 
 
 def join_arrays(arrays: Sequence[np.ndarray]) -> np.ndarray | RowParts:
@@ -247,8 +266,8 @@ def check_records(records: np.ndarray, count: int) -> None:
         raise IndexError(f"records {records.min()} to {records.max()} are out of range for {count}")
 
 
-def _array(name: str, value: Any) -> np.ndarray | RowParts:
-    if isinstance(value, RowParts):
+def _array(name: str, value: Any) -> np.ndarray | RowParts | RowReader:
+    if isinstance(value, RowParts | RowReader):
         return value
     what = f"field {name!r}"
     if isinstance(value, str | os.PathLike):

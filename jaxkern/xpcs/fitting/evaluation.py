@@ -238,7 +238,7 @@ def _fingerprint(problem: FitProblem, start: Array) -> dict[str, Any]:
         "start": start.tolist(),
         "bounds": np.array(problem.bounds.solver).tolist(),
         "hold": (~problem.free).tolist(),
-        "scaling": [layout.scaling, *layout.contrast, *layout.offset],
+        "scaling": [*layout.basis.ravel(), *layout.contrast, *layout.offset],
         "loss": [solver.loss, float(solver.f_scale)],
         "search": [problem.search, int(solver.multistart), int(solver.seed)],
     }

@@ -165,7 +165,7 @@ class EncodedSource(BatchSource):
     def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
         if self._made or (self.images and not self.encoded_images()):
             return None
-        return {} if self._arrays is None else self._arrays.arrays
+        return {} if self._arrays is None else self._arrays.row_arrays()
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
         if self._made:
