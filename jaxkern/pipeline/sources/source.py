@@ -192,7 +192,7 @@ class ArraySource(BatchSource):
         for name, array in self.arrays.items():
             fits = out is not None and out[name].dtype == array.dtype
             target = out[name] if out is not None and fits else None
-            if isinstance(array, RowParts | RowReader):
+            if not isinstance(array, np.ndarray):
                 rows = array.take(records, target)
             else:
                 check_mapped(f"field {name!r}", array)
