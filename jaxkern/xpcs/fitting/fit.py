@@ -216,8 +216,9 @@ class _Starts:
         evaluation, solution, errors = self.evaluations[best], solutions[best], Jackknife()
         if problem.errors.method == "jackknife" and not interrupted:
             errors = jackknife(problem, evaluation, solution)
+        others = [other for k, other in solutions.items() if k != best]
         return summarize(
-            problem, evaluation, solution, errors, costs, self.search, begin, interrupted
+            problem, evaluation, solution, others, errors, costs, self.search, begin, interrupted
         )
 
     def _best_so_far(self, begin: float) -> FitResult | None:

@@ -22,7 +22,7 @@ from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
 from jaxkern.xpcs.fitting.profile import Profile, profile
 from jaxkern.xpcs.fitting.quality import check
-from jaxkern.xpcs.fitting.sampling import format_frames
+from jaxkern.xpcs.fitting.sampling import SIGMA_FLOOR, format_frames
 from jaxkern.xpcs.fitting.solver import Covariance, Solution, covariance, weakest_direction
 from jaxkern.xpcs.model.models import Geometry
 
@@ -30,6 +30,9 @@ Array = NDArray[np.float64]
 
 # Largest relative standard error of a parameter that counts as determined by the data.
 _LARGEST_ERROR = 100.0
+# Another minimum is as good if its chi2 exceeds that of the result by at most this multiple of the
+# variance of the noise, and is another solution if a parameter is this many errors away.
+_EVIDENCE, _DISTINCT = 25.0, 5.0
 # Arrays [n_phi] of a result.
 SCALES = ("contrast", "contrast_error", "offset", "offset_error")
 
@@ -71,7 +74,8 @@ class FitResult:
       reduced_chi2: chi2 a degree of freedom, with mirrored pairs counted once.
       nfev, n_batches: passes over the data by the solver, and kernel calls, one for each chunk.
       success: True if a tolerance was met, the residuals are noise, no physics parameter is at a
-        bound, and none has an error that is infinite or exceeds 100 times its value.
+        bound, none has an error that is infinite or exceeds 100 times its value, a constant does
+        not describe the data as well, and no other fitted start led to a minimum that is as good.
       status, message: SciPy's; with the reasons why a converged fit has `success` False.
       success_rate: the used part of the data's row blocks.
       keep: True for used frames [n_t]: neither masked nor without finite numbers; [n_phi, n_t] if
@@ -253,7 +257,7 @@ def save_result(
     settings: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> tuple[Path, Path]:
-    """Write ``results.json`` and ``results.npz`` into a directory, each atomically.
+    """Write ``results.npz`` and then ``results.json`` into a directory, each atomically.
 
     The directory is created if missing. Both files contain the `geometry` of the model, the JSON
     file also the `settings`, a configuration, and the `provenance`. Returns the two paths.
@@ -300,8 +304,9 @@ def save_result(
     arrays |= {"perr": result.perr, "perr_independent": result.perr_independent}
     arrays |= {"names": np.array(result.names), "costs": np.array(result.costs, np.float64)}
     arrays |= {"phi": geometry.phi, "t": geometry.t, "q": np.asarray(geometry.q)}
-    write_atomically(text, json.dumps(summary, indent=2).encode() + b"\n")
+    text.unlink(missing_ok=True)  # it never describes the arrays of another result
     write_atomically(binary, npz_bytes(arrays))
+    write_atomically(text, json.dumps(summary, indent=2).encode() + b"\n")
     return text, binary
 
 
@@ -353,13 +358,14 @@ def summarize(
     problem: FitProblem,
     evaluation: Evaluation,
     solution: Solution,
+    others: Sequence[Solution],
     jackknife: Jackknife,
     start_costs: tuple[float, ...],
     search: str,
     begin: float,
     interrupted: str,
 ) -> FitResult:
-    """Return the result of a fit that began at `begin`, from its best start.
+    """Return the result of a fit that began at `begin`; `others` are those of the worse starts.
 
     `interrupted` is the reason, if Ctrl-C ended the fit; it skips checks that read the data.
     """
@@ -398,6 +404,11 @@ def summarize(
         notes = [f"{line}; its error is not meaningful" for line in bounded.values()]
         notes += rank_warnings(inverse, names)
         reasons = _unusable(problem, x, pcov, bounded, normal.jtj)
+        unit = pairs * inflation  # the variance of the noise, in units of the cost
+        physics = problem.free & (np.arange(layout.size) >= 2 * scales)
+        reasons += _without_decay(x, normal.jtj, scales, unit, scales + int(physics.sum()))
+        minima = [(evaluation.full(s.x), (s.cost - solution.cost) / unit) for s in others]
+        reasons += _ambiguous(names, x, np.sqrt(np.diag(pcov)), physics, problem.bounds, minima)
     if interrupted:
         reasons = [interrupted]
     else:
@@ -495,6 +506,56 @@ def _unusable(
         listed = ", ".join(values)
         reasons.append(f"the data do not determine {listed}{along}: hold some, or fit fewer")
     return reasons
+
+
+def _without_decay(x: Array, jtj: Array, scales: int, unit: float, count: int) -> list[str]:
+    """Return the reason if a constant describes the data as well.
+
+    At fixed physics the model is linear in contrast and offset, the first 2 `scales` parameters, so
+    that a contrast of 0 with the best offset raises chi2 by a quadratic form. `unit` is the
+    variance of the noise, and `count` the number of the other parameters.
+    """
+    contrast = np.where(np.abs(x[:scales]) > SIGMA_FLOOR, x[:scales], 0.0)
+    (a, b), (_, d) = jtj[: 2 * scales, : 2 * scales].reshape(2, scales, 2, scales).swapaxes(1, 2)
+    signal = float(contrast @ (a - b @ np.linalg.pinv(d, hermitian=True) @ b.T) @ contrast)
+    signal /= max(unit, np.finfo(float).tiny)
+    # Noise lowers chi2 by one variance a parameter.
+    if not scales or signal > count:
+        return []
+    return [
+        f"the data show no decay: with a contrast of 0, chi2 is higher by only {signal:.3g} times "
+        "the variance of the noise"
+    ]
+
+
+def _ambiguous(
+    names: Sequence[str],
+    x: Array,
+    errors: Array,
+    physics: NDArray[np.bool_],
+    bounds: PeriodicBounds,
+    minima: Sequence[tuple[Array, float]],
+) -> list[str]:
+    """Return the reason if a minimum with other physics is as good.
+
+    `minima` are pairs of parameters [p] and the difference of chi2 in variances of the noise.
+    """
+    for other, difference in minima:
+        step = other - x
+        periodic = np.isfinite(bounds.period)
+        period = np.where(periodic, bounds.period, 1.0)
+        step = np.where(periodic, step - period * np.round(step / period), step)
+        distinct = [k for k in range(len(x)) if physics[k] and abs(step[k]) > _DISTINCT * errors[k]]
+        if difference <= _EVIDENCE and distinct:
+            values = ", ".join(
+                f"{names[k]} = {x[k] + step[k]:.4g}, not {x[k]:.4g}" for k in distinct
+            )
+            return [
+                f"another minimum is nearly as good ({values}; chi2 is higher by "
+                f"{difference:.3g} times the variance of the noise): restrict the bounds, or hold "
+                "some parameters"
+            ]
+    return []
 
 
 def _scaled_covariance(inverse: Array, scale: float) -> Array:
