@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import itertools
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,8 +230,8 @@ def posterior(
             "fit: expected a fit with the loss 'linear', since the likelihood is Gaussian; got one "
             "with a robust loss"
         )
-    basis, scales = fit.scale_basis, (name.removeprefix("contrast") for name in fit.names)
-    labels = tuple(itertools.islice(scales, basis.shape[1]))
+    basis = fit.scale_basis
+    labels = tuple(name.removeprefix("contrast") for name in fit.names[: basis.shape[1]])
     layout = FitLayout(basis, labels, model.parameter_names, model.units, fit.contrast, fit.offset)
     if layout.names != tuple(fit.names):
         raise ValueError(

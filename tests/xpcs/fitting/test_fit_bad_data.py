@@ -249,7 +249,7 @@ def test_a_column_of_nan_with_a_finite_row_is_no_empty_frame(case):
 
 
 @pytest.mark.parametrize("strategy", ["memory", "stream"])
-@pytest.mark.parametrize("scaling", ["individual", "constant", "fourier"])
+@pytest.mark.parametrize("scaling", ["individual", "constant"])
 def test_an_angle_of_zeros_is_left_out_and_reported(strategy, scaling):
     case = problems.simulate(N, seed=52, same_scales=True)
     data = case.data.copy()
