@@ -130,8 +130,7 @@ class Evaluation:
     def sums(self, solution: Solution) -> AngleSums:
         """Return the sums at a solution, from another pass if it was read from a checkpoint."""
         point = solution.point
-        sums: AngleSums = self._sums(solution.x) if point is None else point.sums
-        return sums
+        return self._sums(solution.x) if point is None else point.sums
 
     def extra_passes(
         self, passes: Sequence[tuple[Array, NDArray[np.bool_] | None]]
