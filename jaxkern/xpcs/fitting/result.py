@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 _LARGEST_ERROR = 100.0
 # Another minimum is as good if its chi2 exceeds that of the result by at most this multiple of the
 # variance of the noise, and is another solution if a parameter is this many errors away.
-_EVIDENCE, _DISTINCT = 25.0, 5.0
+_EVIDENCE, _DISTINCT = 9.0, 5.0
 # Arrays [n_phi] of a result.
 SCALES = ("contrast", "contrast_error", "offset", "offset_error")
 
