@@ -34,7 +34,6 @@ using image::program_samples;
 using image::run_sample;
 
 struct Case {
-  std::string name;
   int64_t values;
   std::function<void()> run;
 };
@@ -42,7 +41,7 @@ struct Case {
 // Memory with random bytes, or floats in [0, 1).
 std::shared_ptr<char> random_memory(size_t bytes, bool floats = false) {
   std::shared_ptr<char> memory(block(bytes).release(), std::free);
-  // A linear congruential generator, because every run makes the memory of all cases.
+  // A linear congruential generator, because code under emulation is slow.
   uint64_t state = 3;
   const auto random_byte = [&] {
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -59,8 +58,7 @@ std::shared_ptr<char> random_memory(size_t bytes, bool floats = false) {
 
 size_t item(Pixels dtype) { return dtype == Pixels::kU8 ? 1 : dtype == Pixels::kF32 ? 4 : 2; }
 
-Case chain(const char* name, Filter filter, int32_t side, Pixels from, Pixels to,
-           Layout layout = Layout::kNHWC) {
+Case chain(Filter filter, int32_t side, Pixels from, Pixels to, Layout layout = Layout::kNHWC) {
   constexpr int32_t kSide = 224;
   image::Plan plan = {};
   plan.segments = 1;
@@ -73,7 +71,7 @@ Case chain(const char* name, Filter filter, int32_t side, Pixels from, Pixels to
   const auto in =
       random_memory(static_cast<size_t>(side) * side * 3 * item(from), from == Pixels::kF32);
   const auto out = random_memory(static_cast<size_t>(kSide) * kSide * 3 * item(to));
-  return {name, kSide * kSide * 3, [=] {
+  return {kSide * kSide * 3, [=] {
             const image::Geometry g = {0, 0,     side,  side, kSide, kSide, 0,
                                        0, kSide, kSide, 0,    1,     0,     1};
             const float affine[] = {.9f, .8f, .7f, 1, 2, 3}, fill[3] = {};
@@ -83,7 +81,7 @@ Case chain(const char* name, Filter filter, int32_t side, Pixels from, Pixels to
 }
 
 // A window of 32 x 32 pixels of an image of 32 x 32, moved by `offset` and mirrored if step is -1.
-Case small_window(const char* name, int32_t offset, int32_t step) {
+Case small_window(int32_t offset, int32_t step) {
   constexpr int32_t kSide = 32;
   image::Plan plan = {};
   plan.segments = 1;
@@ -91,7 +89,7 @@ Case small_window(const char* name, int32_t offset, int32_t step) {
   plan.channels = 3;
   plan.output_dtype = Pixels::kF32;
   const auto in = random_memory(kSide * kSide * 3), out = random_memory(kSide * kSide * 3 * 4);
-  return {name, kSide * kSide * 3, [=] {
+  return {kSide * kSide * 3, [=] {
             const int32_t column = step > 0 ? offset : kSide - 1 - offset;
             const image::Geometry g = {0, 0,     kSide, kSide,  kSide, kSide,  0,
                                        0, kSide, kSide, offset, 1,     column, step};
@@ -102,11 +100,11 @@ Case small_window(const char* name, int32_t offset, int32_t step) {
           }};
 }
 
-Case mix(const char* name, Pixels dtype) {
+Case mix(Pixels dtype) {
   constexpr int32_t kSide = 224;
   const size_t bytes = kSide * kSide * 3 * item(dtype);
   const auto in = random_memory(bytes, true), out = random_memory(bytes);
-  return {name, kSide * kSide * 3, [=] {
+  return {kSide * kSide * 3, [=] {
             const float lambda = .3f;
             const image::EraseBox box = {0, 0, 0, 0};
             image::MixCall call = {dtype, Layout::kNHWC, kSide, kSide, 3, {}, out.get(), 1};
@@ -118,13 +116,12 @@ Case mix(const char* name, Pixels dtype) {
           }};
 }
 
-Case program(const std::string& name, Pixels dtype, Code code, std::vector<float> values,
-             int32_t interpolation = 1) {
+Case program(Pixels dtype, Code code, std::vector<float> values, int32_t interpolation = 1) {
   constexpr int32_t kSide = 128;
   const size_t bytes = kSide * kSide * 3 * item(dtype);
   const auto in = random_memory(bytes, dtype == Pixels::kF32), out = random_memory(bytes);
   values.resize(image::kProgramValues);
-  return {name, kSide * kSide * 3, [=] {
+  return {kSide * kSide * 3, [=] {
             image::ProgramCall call = {};
             call.dtype = dtype;
             call.height = call.width = kSide;
@@ -141,8 +138,9 @@ Case program(const std::string& name, Pixels dtype, Code code, std::vector<float
           }};
 }
 
-Case multitau(const char* name, correlators::Dtype dtype, uint8_t most) {
-  constexpr int64_t kFrames = 128, kPixels = 1024;
+Case multitau(correlators::Dtype dtype, uint8_t most) {
+  // After the first blocks, whose work on the beginnings of levels is small in a long run.
+  constexpr int64_t kFrames = correlators::kBlock, kPixels = 512, kSeen = 16 * kFrames;
   const auto in = random_memory(kFrames * kPixels * 8);
   for (size_t i = 0; i < kFrames * kPixels * 8; ++i) in.get()[i] &= static_cast<char>(most);
   if (dtype != correlators::Dtype::kU8) {
@@ -153,7 +151,7 @@ Case multitau(const char* name, correlators::Dtype dtype, uint8_t most) {
       if (dtype == correlators::Dtype::kF32) std::memcpy(in.get() + 4 * i, &real, 4);
     }
   }
-  const auto delays = correlators::Delays::of(kFrames, 8);
+  const auto delays = correlators::Delays::of(kSeen + kFrames, 4);
   const bool real = correlators::is_real(dtype);
   auto state = std::make_shared<correlators::MultiTauState>();
   auto memory = std::make_shared<std::vector<std::shared_ptr<char>>>();
@@ -164,25 +162,25 @@ Case multitau(const char* name, correlators::Dtype dtype, uint8_t most) {
     std::memset(memory->back().get(), 0, static_cast<size_t>(rows * bytes * kPixels));
     (*state).*array = memory->back().get();
   });
-  return {name, kFrames * kPixels, [=] {
+  return {kFrames * kPixels, [=] {
             (void)memory;
             correlators::FrameRows rows;
             rows.data = in.get();
             rows.stride = kPixels * correlators::dtype_bytes(dtype);
             rows.dtype = dtype;
-            correlators::update_strips(rows, kPixels, kFrames, 0, delays, {}, *state, 0,
+            correlators::update_strips(rows, kPixels, kFrames, kSeen, delays, {}, *state, 0,
                                        kPixels / correlators::kStrip);
           }};
 }
 
-Case products(const char* name, bool narrow) {
+Case products(bool narrow) {
   constexpr int64_t kSums = 1024, kDelays = 16;
   const auto in = random_memory(4 * (kSums + 2 * 64 + 4 * kDelays));
   for (int64_t i = 0; i < kSums + 128; ++i) {
     if (narrow) reinterpret_cast<int16_t*>(in.get())[i] = static_cast<int16_t>(i % 5);
     if (!narrow) reinterpret_cast<uint32_t*>(in.get())[i] = static_cast<uint32_t>(i % 5);
   }
-  return {name, kSums * kDelays, [=] {
+  return {kSums * kDelays, [=] {
             uint64_t out[kDelays + 1];
             if (narrow) {
               correlators::short_products(reinterpret_cast<int16_t*>(in.get()), kSums, 1, kDelays,
@@ -194,7 +192,7 @@ Case products(const char* name, bool narrow) {
           }};
 }
 
-Case frame_sums(const char* name, correlators::Dtype dtype) {
+Case frame_sums(correlators::Dtype dtype) {
   constexpr int64_t kFrames = 16, kPixels = correlators::kSumTile;
   const auto in = random_memory(kFrames * kPixels * 4, dtype == correlators::Dtype::kF32);
   const auto image = random_memory(kPixels * 8), squares = random_memory(kPixels * 8);
@@ -202,7 +200,7 @@ Case frame_sums(const char* name, correlators::Dtype dtype) {
   for (int64_t i = 0; i < kPixels; ++i) mask.get()[i] = i % 3 != 0;
   std::memset(image.get(), 0, kPixels * 8);
   std::memset(squares.get(), 0, kPixels * 8);
-  return {name, kFrames * kPixels, [=] {
+  return {kFrames * kPixels, [=] {
             char totals[kFrames * 8];
             correlators::FrameSumsTile tile;
             tile.frames.data = in.get();
@@ -249,9 +247,9 @@ struct Angle {
   }
 };
 
-Case g2(const char* name, xpcs::MatrixOp op, bool single) {
+Case g2(xpcs::MatrixOp op, bool single) {
   const auto angle = std::make_shared<Angle>();
-  return {name, Angle::kTimes * Angle::kTimes, [=] {
+  return {Angle::kTimes * Angle::kTimes, [=] {
             xpcs::MatrixWork work;
             work.phases = (*angle->phases)[0];
             work.contrast = .3;
@@ -265,10 +263,10 @@ Case g2(const char* name, xpcs::MatrixOp op, bool single) {
           }};
 }
 
-Case normal(const char* name, xpcs::DataType type, xpcs::Symmetric symmetric) {
+Case normal(xpcs::DataType type, xpcs::Symmetric symmetric) {
   const auto angle = std::make_shared<Angle>();
   if (type == xpcs::DataType::kF16) std::memset(angle->data.get(), 0x3c, 8 * 256 * 256);
-  return {name, Angle::kTimes * Angle::kTimes, [=] {
+  return {Angle::kTimes * Angle::kTimes, [=] {
             xpcs::NormalWork work;
             work.phases = (*angle->phases)[0];
             work.layout = angle->layout;
@@ -333,18 +331,18 @@ struct TwoComponents {
   }
 };
 
-Case component_g2(const char* name) {
+Case component_g2() {
   const auto two = std::make_shared<TwoComponents>();
-  return {name, Angle::kTimes * Angle::kTimes, [=] {
+  return {Angle::kTimes * Angle::kTimes, [=] {
             auto work = two->work<xpcs::ComponentMatrixWork>();
             work.out = two->angle.out.data();
             xpcs::component_matrix(two->angle.executor, xpcs::MatrixOp::kG2, {work});
           }};
 }
 
-Case component_normal(const char* name, xpcs::Symmetric symmetric) {
+Case component_normal(xpcs::Symmetric symmetric) {
   const auto two = std::make_shared<TwoComponents>();
-  return {name, Angle::kTimes * Angle::kTimes, [=] {
+  return {Angle::kTimes * Angle::kTimes, [=] {
             auto work = two->work<xpcs::ComponentNormalWork>();
             work.layout = {0, 14};
             work.keep = two->angle.keep.data();
@@ -359,13 +357,13 @@ Case component_normal(const char* name, xpcs::Symmetric symmetric) {
           }};
 }
 
-Case token_rows(const char* name, tokens::Kind kind) {
+Case token_rows(tokens::Kind kind) {
   constexpr int64_t kRows = 16, kLength = 1024, kPiece = 128;
   const auto in = random_memory(8 * kRows * kLength), out = random_memory(13 * kRows * kLength);
   for (int64_t i = 0; i < kRows * kLength; ++i) {
     if (kind == tokens::Kind::kInt64) reinterpret_cast<int64_t*>(in.get())[i] = i;
   }
-  return {name, kRows * kLength, [=] {
+  return {kRows * kLength, [=] {
             std::vector<tokens::Piece> pieces;
             std::vector<int64_t> ends;
             for (int64_t i = 0; i < kRows * kLength / kPiece; ++i) {
@@ -381,9 +379,9 @@ Case token_rows(const char* name, tokens::Kind kind) {
           }};
 }
 
-Case token_packing(const char* name, tokens::Method method) {
+Case token_packing(tokens::Method method) {
   constexpr int64_t kDocuments = 4096;
-  return {name, kDocuments, [=] {
+  return {kDocuments, [=] {
             std::mt19937 engine(3);
             std::vector<int64_t> begins(kDocuments), lengths(kDocuments);
             for (int64_t& length : lengths) length = 1 + engine() % 1024;
@@ -392,9 +390,12 @@ Case token_packing(const char* name, tokens::Method method) {
           }};
 }
 
-std::vector<std::function<Case()>> cases() {
-  std::vector<std::function<Case()>> all;
-  const auto add = [&](auto make, auto... rest) { all.push_back([=] { return make(rest...); }); };
+// The name of each case, and a function that allocates it.
+std::vector<std::pair<std::string, std::function<Case()>>> cases() {
+  std::vector<std::pair<std::string, std::function<Case()>>> all;
+  const auto add = [&](auto make, auto name, auto... rest) {
+    all.emplace_back(name, [=] { return make(rest...); });
+  };
   constexpr Pixels kU8 = Pixels::kU8, kF32 = Pixels::kF32;
   const auto chain_of = [](auto... rest) { return chain(rest...); };
   add(chain_of, "chain bilinear f32", Filter::kBilinear, 256, kU8, kF32, Layout::kNHWC);
@@ -473,15 +474,14 @@ int main(int argc, char** argv) {
   const auto cases = jaxkern::benchmarks::cases();
   if (argc == 2) return std::printf("usage: main_loops [CASE REPETITIONS]\n"), 2;
   if (argc < 2) {
-    for (const auto& make : cases) {
-      const auto one = make();
-      std::printf("%s\t%" PRId64 "\n", one.name.c_str(), one.values);
+    for (const auto& [name, make] : cases) {
+      std::printf("%s\t%" PRId64 "\n", name.c_str(), make().values);
     }
     return 0;
   }
-  for (const auto& make : cases) {
+  for (const auto& [name, make] : cases) {
+    if (name != argv[1]) continue;
     const auto one = make();
-    if (one.name != argv[1]) continue;
     for (int i = std::atoi(argv[2]); i > 0; --i) one.run();
     return 0;
   }

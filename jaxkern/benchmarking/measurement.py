@@ -32,7 +32,14 @@ _STATISTICS = ("median", "mean", "std", "min", "max", "p90")
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """Measured times in seconds, one per measurement, and their statistics."""
+    """Measured times in seconds, one per measurement, and their statistics.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> samples = jk.benchmarking.Samples((0.1, 0.2, 0.4))
+      >>> samples.median, samples.max, len(samples)
+      (0.2, 0.4, 3)
+    """
 
     seconds: tuple[float, ...]
 
@@ -85,6 +92,13 @@ class Resources:
       peak_of_span: False if the system cannot reset the peak, so that ``peak_bytes`` covers the
         process since its start.
       device_peak_bytes: peak memory of each device since its start, if its driver reports it.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> with jk.benchmarking.ResourceMeter() as meter:
+      ...     _ = sum(range(1000))
+      >>> meter.used.wall_seconds > 0
+      True
     """
 
     wall_seconds: float
@@ -154,6 +168,12 @@ class Measurement(Samples):
       rounds: identifier shared by arms whose i-th samples were measured in the same round, or "".
       extra: further figures by name: ``compile_seconds`` of `profile_fn`, and rates, counts and
         percentiles of `PipelineBenchmark`.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> measured = jk.benchmarking.profile_fn(sum, (1, 2, 3), calls=5, seconds=0)
+      >>> measured.name, len(measured), measured["median"] == measured.median
+      ('sum', 5, True)
     """
 
     name: str
@@ -233,7 +253,14 @@ def plain(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """A ratio of medians with its bootstrap interval, which is NaN for too few samples."""
+    """A ratio of medians with its bootstrap interval, which is NaN for too few samples.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> ratio = jk.benchmarking.Ratio(value=2.0, low=1.5, high=2.5, confidence=0.95, samples=20)
+      >>> ratio.inverse.value, ratio.outcome()
+      (0.5, 'slower')
+    """
 
     value: float
     low: float
@@ -309,7 +336,13 @@ def draw_blocks(
 
 
 def environment(*packages: str) -> dict[str, Any]:
-    """Return machine, versions (also of ``packages``) and settings, for JSON. Starts JAX."""
+    """Return machine, versions (also of ``packages``) and settings, for JSON. Starts JAX.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> sorted(jk.benchmarking.environment("numpy"))
+      ['date', 'machine', 'settings', 'versions']
+    """
     native = registry.module("cpu")
     kinds = [device.device_kind for device in jax.devices()]
     machine = {

@@ -54,7 +54,15 @@ def save(measured: Measurement, directory: str | Path = DIRECTORY) -> Path:
 
 
 def load(path: str | Path) -> Measurement:
-    """Read a measurement that `save` wrote; ValueError if the file has other content."""
+    """Read a measurement that `save` wrote; ValueError if the file has other content.
+
+    Example:
+      >>> import tempfile, jaxkern as jk
+      >>> measured = jk.benchmarking.profile_fn(sum, (1, 2, 3), calls=5, seconds=0)
+      >>> path = jk.benchmarking.save(measured, tempfile.mkdtemp())
+      >>> jk.benchmarking.load(path).seconds == measured.seconds
+      True
+    """
     path = Path(path)
     try:
         record: dict[str, Any] = json.loads(path.read_text())

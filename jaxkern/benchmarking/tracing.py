@@ -27,6 +27,12 @@ class OpTime:
       place: host or device that ran it.
       calls: number of runs.
       seconds: time in the operation itself, without nested operations, summed over all threads.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> op = jk.benchmarking.OpTime("fusion.3", "jit(step)/tanh", "jit_step", "host", 10, 0.02)
+      >>> op.seconds / op.calls
+      0.002
     """
 
     name: str

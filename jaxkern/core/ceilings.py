@@ -38,6 +38,12 @@ class Rates:
     """Bandwidths in bytes/s and arithmetic rates in FLOP/s; a multiply-add is two operations.
 
     A copy counts the bytes read and the bytes written.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> rates = performance.Rates(load=2e10, store=1e10, copy=3e10, fma_f32=1e11, fma_f64=5e10)
+      >>> rates.bandwidth, rates.flops("f64")
+      (30000000000.0, 50000000000.0)
     """
 
     load: float
@@ -70,6 +76,12 @@ class Ceilings:
       seconds, measured: duration of the probes, and their date and time in UTC.
       source: ``"measured"``, or the file from which the figures were read.
       notes: caveats, such as a cache folder that cannot be written.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> ceilings = performance.ceilings()
+      >>> ceilings.best.bandwidth >= ceilings.all_threads.bandwidth
+      True
     """
 
     platform: str

@@ -16,6 +16,11 @@ def memory_limit() -> float:
 
     Without the variable it is the minimum of the SLURM allocation, the cgroup's limit and the
     machine's memory.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> jk.xpcs.memory_limit() > 0
+      True
     """
     text = os.environ.get("JAXKERN_MEMORY_LIMIT", "").strip()
     if text:

@@ -38,7 +38,16 @@ def op_of(primitive: compat.Primitive) -> Op | None:
 
 
 class Cost(NamedTuple):
-    """Floating-point operations and bytes of a call; None if unknown."""
+    """Floating-point operations and bytes of a call; None if unknown.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxkern as jk
+      >>> cost = lambda x: jk.Cost(flops=x.size, bytes=2 * x.size * x.dtype.itemsize)
+      >>> double = jk.Op("docs.cost", version=1, abstract=lambda x: x, impl=lambda x: 2 * x,
+      ...                cost=cost)
+      >>> double(jnp.ones(3)).tolist()
+      [2.0, 2.0, 2.0]
+    """
 
     flops: int | None
     bytes: int | None

@@ -17,6 +17,11 @@ def num_threads() -> int:
 
     ``JAXKERN_NUM_THREADS`` if it is set and not 0, else the minimum of ``SLURM_CPUS_PER_TASK``, the
     CPU quota of the control group, and the CPU affinity.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> performance.num_threads() >= 1
+      True
     """
     return _requested() or usable_cpus()
 

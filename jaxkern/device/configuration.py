@@ -28,6 +28,12 @@ class DeviceConfiguration:
       memory_fraction: share of GPU memory that was requested; None for JAX's default.
       cpu_threads: limit on the threads of the CPU kernels; 0 for no limit.
       notes: differences from the request.
+
+    Example:
+      >>> import jaxkern.device
+      >>> configuration = jaxkern.device.configure_optimal_device(prefer_gpu=False)
+      >>> configuration.platform, configuration.memory_fraction
+      ('cpu', None)
     """
 
     platform: str

@@ -23,7 +23,14 @@ from jaxkern.core.version import __version__, installed_versions
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """One of JAX's devices; bytes are None if its client does not report them (CPU)."""
+    """One of JAX's devices; bytes are None if its client does not report them (CPU).
+
+    Example:
+      >>> import jaxkern.device
+      >>> info = jaxkern.device.get_device_status().devices[0]
+      >>> info.platform, info.process_index
+      ('cpu', 0)
+    """
 
     id: int
     platform: str
@@ -61,6 +68,12 @@ class DeviceStatus:
       cuda_runtime, cuda_architectures: version and architectures of jaxkern's CUDA library.
       versions: versions of jaxkern, JAX, jaxlib, its GPU plugins and Python.
       problems: problems and their solutions.
+
+    Example:
+      >>> import jaxkern.device
+      >>> status = jaxkern.device.get_device_status()
+      >>> status.default_backend, "jax" in status.versions
+      ('cpu', True)
     """
 
     devices: tuple[DeviceInfo, ...]

@@ -35,6 +35,13 @@ class JITOptions:
         (``inputs`` of an `Operator`). Arrays or ``jax.ShapeDtypeStruct``; values are ignored. For
         a class of operators, each new instance is compiled.
       cache_size: positive maximum number of programs; the least recently used one is evicted.
+
+    Example:
+      >>> import jax, jaxkern.execution as ex
+      >>> sample = jax.ShapeDtypeStruct((3,), "float32")
+      >>> double = ex.jit(lambda x: 2 * x, options=ex.JITOptions(sample_input=sample, cache_size=8))
+      >>> double.cache_info().programs
+      1
     """
 
     sample_input: Any = None
@@ -53,6 +60,12 @@ class CacheInfo:
       evictions: programs that were removed to stay within ``max_programs``.
       programs, max_programs: number of cached programs, and its maximum.
       compile_seconds: total time of tracing and compiling, including evicted programs.
+
+    Example:
+      >>> import jaxkern.execution as ex
+      >>> info = ex.jit(lambda x: 2 * x).cache_info()
+      >>> info.hits, info.programs, info.max_programs
+      (0, 0, 128)
     """
 
     hits: int = 0

@@ -26,7 +26,18 @@ from jaxkern.core.failures import note
 
 
 class ExecutionTimeout(TimeoutError):
-    """The deadline of `execution_options` has passed; the message names the work still running."""
+    """The deadline of `execution_options` has passed; the message names the work still running.
+
+    Example:
+      >>> import time, jaxkern.execution as ex
+      >>> try:
+      ...     with ex.execution_options(timeout_seconds=0.001):
+      ...         time.sleep(0.01)
+      ...         ex.check_timeout()
+      ... except ex.ExecutionTimeout:
+      ...     print("too late")
+      too late
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +48,12 @@ class ExecutionOptions:
       deadline: end of the time limit, as a value of ``time.monotonic()``.
       trace: the directory of the ``jax.profiler`` profile.
       enforced: True in worker threads, whose caller enforces the deadline.
+
+    Example:
+      >>> import jaxkern.execution as ex
+      >>> with ex.execution_options(max_workers=2) as options:
+      ...     options.max_workers, options.timeout_seconds
+      (2, None)
     """
 
     use_parallel: bool = True
@@ -146,7 +163,14 @@ def _limited_kernels(count: int) -> Iterator[None]:
 
 
 def remaining_seconds() -> float | None:
-    """Return the seconds until the deadline, at least 0, or None without one."""
+    """Return the seconds until the deadline, at least 0, or None without one.
+
+    Example:
+      >>> import jaxkern.execution as ex
+      >>> with ex.execution_options(timeout_seconds=60):
+      ...     0 < ex.remaining_seconds() <= 60
+      True
+    """
     deadline = current_options().deadline
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 

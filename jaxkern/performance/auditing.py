@@ -40,6 +40,14 @@ class Finding:
       severity: ``"warning"`` if it is rarely intended, ``"info"`` if it may be.
       what, advice: the instruction, operation or argument, and how to avoid the cost.
       bytes: size of the data, for one execution; 0 if size does not matter.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxkern import performance
+      >>> state = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+      >>> (finding,) = performance.audit(lambda state: state + 1, state).findings
+      >>> finding.kind, finding.severity, finding.bytes
+      ('donation', 'info', 4194304)
     """
 
     kind: str
@@ -55,7 +63,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of `audit`: findings (warnings first, then by size), collectives, the platform."""
+    """The result of `audit`: findings (warnings first, then by size), collectives, the platform.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxkern import performance
+      >>> report = performance.audit(lambda x: x + 1, jnp.ones(3))
+      >>> report.ok, report.platform
+      (True, 'cpu')
+    """
 
     findings: tuple[Finding, ...]
     collectives: tuple[Collective, ...]

@@ -46,6 +46,14 @@ class BatchMeasurement:
       argument_bytes, output_bytes, temporary_bytes: on one device, as reported by XLA.
       total_bytes: compared with the memory limit; see `get_batch_size_recommendation`.
       compile_seconds: time of tracing and compiling.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> measured = performance.BatchMeasurement(
+      ...     batch_size=64, seconds=0.5, argument_bytes=4096, output_bytes=256,
+      ...     temporary_bytes=0, total_bytes=4352, compile_seconds=0.1)
+      >>> measured.examples_per_second
+      128.0
     """
 
     batch_size: int

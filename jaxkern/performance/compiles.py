@@ -45,6 +45,11 @@ class Change:
         ``"structure"``, ``"function"`` (another object of the same definition) or ``"context"``
         (an option of JAX, a mesh, `jaxkern.backend`, or cleared caches).
       before, now: the two values as text.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> print(performance.Change("batch['image']", "shape", "(8,)", "(9,)"))
+      batch['image']: shape (8,) -> (9,)
     """
 
     argument: str
@@ -73,6 +78,12 @@ class FunctionCompiles:
       from_cache: number of compilations that the persistent cache served.
       trace_seconds, lowering_seconds, compile_seconds: total times; tracing includes nested traces.
       changes: for each trace or compilation after the first, the differences from the previous one.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> step = performance.FunctionCompiles("step", traces=3, compiles=3, from_cache=2)
+      >>> step.compiles - step.from_cache  # compiled by XLA
+      1
     """
 
     name: str
@@ -102,7 +113,17 @@ class FunctionCompiles:
 
 
 class CompileWatch:
-    """The counts of `watch_compiles`; they can be read before its context ends."""
+    """The counts of `watch_compiles`; they can be read before its context ends.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jaxkern import performance
+      >>> triple = jax.jit(lambda x: 3 * x)
+      >>> with performance.watch_compiles() as watch:
+      ...     _ = triple(jnp.ones(3)), triple(jnp.ones(3))
+      >>> watch[triple].traces, watch[triple].changes
+      (1, [])
+    """
 
     def __init__(self) -> None:
         #: in the order of first occurrence

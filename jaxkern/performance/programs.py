@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.execution.operator import name_of
+
 _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, bool, int, float, complex)
 
 
@@ -69,12 +71,6 @@ def compile_program(fn: Callable[..., Any], *args: Any) -> CompiledProgram:
     return CompiledProgram(jitted, traced, lowered, compiled)
 
 
-def name_of(fn: Any) -> str:
-    """Return the name of a function, of the function of a partial, or of an object's type."""
-    inner = getattr(fn, "func", fn)
-    return str(getattr(inner, "__name__", type(inner).__name__))
-
-
 def program_devices(compiled: Any) -> list[jax.Device]:
     """Return the devices of a compiled program in the order of their ids."""
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
@@ -100,6 +96,12 @@ class Collective:
       bytes: size of its result on one device, for one execution.
       count: executions in one run of the program; None in a loop of unknown length.
       source: origin in the function, such as ``"jit(f)/mul"``.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> gather = performance.Collective("all-gather.1", "all-gather", 1 << 20, 10, "jit(f)/mul")
+      >>> gather.bytes * gather.count
+      10485760
     """
 
     name: str
@@ -123,6 +125,12 @@ class MemoryReport:
       aliased_bytes: size of results that are stored in donated arguments.
       generated_code_bytes: size of the machine code, if the platform reports it (0 on CPU).
       collectives: communication between devices.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> report = performance.MemoryReport(4000, 4000, 800, 4000, 0)
+      >>> report.peak_bytes
+      4800
     """
 
     argument_bytes: int

@@ -22,8 +22,9 @@ from jaxkern.core.ceilings import Ceilings
 from jaxkern.core.ceilings import ceilings as measure_ceilings
 from jaxkern.core.quantities import format_duration, format_quantity
 from jaxkern.core.timing import call_seconds
+from jaxkern.execution.operator import name_of
 from jaxkern.performance.program_cost import OpUse, op_uses, program_cost, without_unused_calls
-from jaxkern.performance.programs import compile_program, name_of
+from jaxkern.performance.programs import compile_program
 
 _CALLS, _SECONDS = 5, 0.2
 Bottleneck = Literal["compute", "memory"]
@@ -42,6 +43,14 @@ class Placement:
       ceiling: maximum of ``achieved`` at this intensity.
       efficiency: ``achieved / ceiling``, not clamped: above 1 if data stay in the caches.
       unit: ``"FLOP/s"`` or ``"B/s"``.
+
+    Example:
+      >>> from jaxkern import performance
+      >>> placement = performance.Placement(
+      ...     flops=1e9, bytes=4e9, time=0.5, intensity=0.25, bottleneck="memory",
+      ...     achieved=2e9, ceiling=4e9, efficiency=0.5, unit="FLOP/s")
+      >>> placement.efficiency == placement.achieved / placement.ceiling
+      True
     """
 
     flops: float | None

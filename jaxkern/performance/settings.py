@@ -28,7 +28,15 @@ _MISS = "/jax/compilation_cache/cache_misses"
 
 @dataclass
 class CacheReport:
-    """Compilations read from the persistent cache (hits) or added to it, since it was enabled."""
+    """Compilations read from the persistent cache (hits) or added to it, since it was enabled.
+
+    Example:
+      >>> import pathlib
+      >>> from jaxkern import performance
+      >>> report = performance.CacheReport(pathlib.Path("programs"), hits=3, misses=1)
+      >>> report.hits / (report.hits + report.misses)
+      0.75
+    """
 
     directory: Path
     hits: int = 0
@@ -108,7 +116,14 @@ def enable_persistent_cache(directory: str | os.PathLike[str]) -> CacheReport:
 
 
 def disable_persistent_cache() -> None:
-    """Restore the cache directory and thresholds that JAX had before `enable_persistent_cache`."""
+    """Restore the cache directory and thresholds that JAX had before `enable_persistent_cache`.
+
+    Example:
+      >>> import tempfile
+      >>> from jaxkern import performance
+      >>> _ = performance.enable_persistent_cache(tempfile.mkdtemp())
+      >>> performance.disable_persistent_cache()
+    """
     global _current
     with _lock:
         if _current is None:

@@ -17,7 +17,7 @@ from jaxkern.core.failures import describe_exception, is_interrupt, note, notes_
 from jaxkern.core.forking import check_not_forked
 from jaxkern.core.keys import epoch_key
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.arrangement import Order, Shard
+from jaxkern.pipeline.arrangement import Order, Part, Shard
 from jaxkern.pipeline.engine import Engine, Item, ItemSource
 from jaxkern.pipeline.nodes import RECORDS_PER_CALL, BatchLayout, Block, SourceNode, Vertex
 from jaxkern.pipeline.plan import PipelinePlan, WorkItem
@@ -25,8 +25,8 @@ from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sequential import DeferredBlock, Flow
 from jaxkern.ring import Assembly, ProducerError, RingStats, SlotMemory
 
-#: number of record ids computed per call; the overhead of a call equals a few hundred ids
-_BLOCK_RECORDS = 4096
+#: number of rows whose order is computed together; the overhead equals that of a few hundred rows
+_BLOCK_ROWS = 4096
 _SHARED_BLOCKS = 16
 #: bytes of a batch whose rows one native thread copies faster than a second one wakes up
 _SMALL_BATCH = 1 << 18
@@ -63,7 +63,7 @@ class Epoch:
         # Each input of a mixture needs its current and its next epoch.
         self._inputs: LruCache[Epoch] = LruCache(4 * len(plan.vertices))
         self._shared: dict[tuple[Vertex, int], _SharedBlock] = {}
-        self._lock, self._ids_lock = threading.Lock(), threading.Lock()
+        self._lock, self._order_lock = threading.Lock(), threading.Lock()
 
     @functools.cached_property
     def key(self) -> np.ndarray:
@@ -82,13 +82,27 @@ class Epoch:
 
     def records(self, layout: BatchLayout, rows: range) -> np.ndarray:
         """Return the records int64 [N] of rows; rows past the end repeat the last."""
-        parts, size = [], _BLOCK_RECORDS
-        for block in range(rows.start // size, (rows.stop - 1) // size + 1):
-            first = block * size
-            with self._ids_lock:  # only one thread computes them
-                ids = _record_ids(layout.order, layout.shard, self.number, block)
-            parts.append(ids[max(rows.start - first, 0) : rows.stop - first])
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        pieces = []
+        for first, block in self._row_blocks(_record_ids, layout, rows):
+            pieces.append(block[max(rows.start - first, 0) : rows.stop - first])
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def parts(self, layout: BatchLayout, rows: range) -> Iterator[Part]:
+        """Yield the parts of rows, see `Order.parts`; rows past the end repeat the last."""
+        for first, block in self._row_blocks(_parts, layout, rows):
+            for part in block:
+                bounds = rows.start - first, rows.stop - first
+                begin, end = part.positions.searchsorted(bounds).tolist()
+                if begin < end:
+                    positions = part.positions[begin:end] + (first - rows.start)
+                    yield part._replace(rows=part.rows[begin:end], positions=positions)
+
+    def _row_blocks(self, compute: Any, layout: BatchLayout, rows: range) -> Iterator[Any]:
+        """Yield (first row, result of `compute`) of the blocks of rows that contain `rows`."""
+        for block in range(rows.start // _BLOCK_ROWS, (rows.stop - 1) // _BLOCK_ROWS + 1):
+            with self._order_lock:  # only one thread computes it
+                result = compute(layout.order, layout.shard, self.number, block)
+            yield block * _BLOCK_ROWS, result
 
     def shared_block(self, vertex: Vertex, batch: int, rows: int) -> Block:
         """Return a batch from which several later batches are cut; the first thread makes it.
@@ -120,7 +134,7 @@ class Epoch:
         """
         node: Any = vertex.node
         try:
-            flow: Flow = node.flow(self, vertex, position or {})
+            flow: Flow = node.flow(node, self, vertex, position or {})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if position is None:
                 raise
@@ -201,10 +215,8 @@ class _Section(ItemSource):
         self, epoch: Epoch, vertices: Sequence[Vertex], index: int = 0, position: Any = None
     ) -> None:
         self._epoch, self._vertices, self.index = epoch, vertices, index
-        layouts = [epoch.layouts[vertex] for vertex in vertices]
-        self._batches = layouts[0].batches
-        lasts = (layout.last_sequential for layout in layouts)
-        self._sequential = next((last for last in lasts if last is not None), None)
+        layout = epoch.layouts[vertices[0]]  # equal for all of them, see `Merge`
+        self._batches, self._sequential = layout.batches, layout.last_sequential
         self._flow: Flow | None = None
         if self._sequential is not None:
             self._flow = epoch.open_flow(self._sequential, position)
@@ -278,18 +290,16 @@ class WorkItems(_Section):
         # Slots do not hold Ragged images, whose buffers have no fixed length.
         usual = self._plan.first if slot and slot["leaves"] else None
         out = None
-        if usual is not None and self._fills_slots and self._is_full(index, len(usual.records)):
-            (out,) = usual._replace(leaves=slot["leaves"]).batches()
+        if usual is not None and self._fills_slots:
+            rows = self._epoch.layouts[self._vertices[0]].rows_of(index)
+            if self._sequential is not None or len(rows) == len(usual.records):
+                (out,) = usual._replace(leaves=slot["leaves"]).batches()
         item = self._item(index, pulled, out)
         if usual is not None and item.is_like(usual):
             return item.fill(slot)
         # A later batch would overwrite the data that a source wrote to the slot. The copy that JAX
         # needs is made here, not in the thread that waits for the item.
         return item if slot is None else item.with_owned_buffers()
-
-    def _is_full(self, index: int, rows: int) -> bool:
-        layout = self._epoch.layouts[self._vertices[0]]
-        return self._sequential is not None or len(layout.rows_of(index)) == rows
 
     def _item(self, index: int, pulled: Any, out: Data | None) -> WorkItem:
         epoch = self._epoch
@@ -443,8 +453,7 @@ def first_item(plan: PipelinePlan) -> WorkItem:
         raise ValueError("the shapes of batches are unknown: the epoch has no batch")
     if item.error is not None:
         raise item.error
-    made: WorkItem = item.value
-    return made
+    return item.value
 
 
 @functools.lru_cache(maxsize=256)
@@ -456,9 +465,18 @@ def _key_data(seed: int, epoch: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _record_ids(order: Order, shard: Shard, epoch: int, block: int) -> np.ndarray:
-    layout = BatchLayout(1, "partial", 0, False, shard, order)
-    first = block * _BLOCK_RECORDS
-    shard, rows = layout.read_rows(range(first, first + _BLOCK_RECORDS))
+    shard, rows = _block_rows(order, shard, block)
     records = order.records(shard, epoch, rows)
     records.flags.writeable = False
     return records
+
+
+@functools.lru_cache(maxsize=64)
+def _parts(order: Order, shard: Shard, epoch: int, block: int) -> list[Part]:
+    shard, rows = _block_rows(order, shard, block)
+    return [*order.parts(shard, epoch, rows)]
+
+
+def _block_rows(order: Order, shard: Shard, block: int) -> tuple[Shard, np.ndarray]:
+    layout = BatchLayout(1, "partial", 0, False, shard, order)
+    return layout.read_rows(range(block * _BLOCK_ROWS, (block + 1) * _BLOCK_ROWS))

@@ -10,9 +10,9 @@ import numpy as np
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.failures import note
 from jaxkern.pipeline import rows as row
-from jaxkern.pipeline.nodes import BatchLayout, Block, qualified_name
+from jaxkern.pipeline.nodes import Block, qualified_name
 from jaxkern.pipeline.rows import Data
-from jaxkern.pipeline.sequential import Flow, RowFlow, Rows, SequentialNode, Upstream
+from jaxkern.pipeline.sequential import Rows, SequentialNode
 from jaxkern.pipeline.sources.source import check_choice, record_arrays, stack_records
 
 #: maximum number of outputs per record; output n of record r has the id r * PARTS + n
@@ -162,8 +162,7 @@ def part_ids(records: np.ndarray, counts: Sequence[int]) -> np.ndarray:
         raise ValueError(f"a record has {max(counts):,} parts; expected at most {PARTS:,}")
     starts = np.cumsum([0, *counts])[:-1]
     within = np.arange(sum(counts)) - np.repeat(starts, counts)
-    ids: np.ndarray = np.repeat(records.astype(np.int64) * PARTS, counts) + within
-    return ids
+    return np.repeat(records.astype(np.int64) * PARTS, counts) + within
 
 
 class Window(SequentialNode):
@@ -215,6 +214,7 @@ class Window(SequentialNode):
         self.fields = None if fields is None else tuple(fields)
         check_choice("axis", axis, "records", "sequence")
         self.axis = axis
+        self.window = (self.size, self.stride) if axis == "records" else None
 
     def describe(self) -> str:
         fields = "" if self.fields is None else f", {self.fields}"
@@ -229,8 +229,7 @@ class Window(SequentialNode):
         data = {name: block.data[name] for name in names}
         if ragged := [name for name, value in data.items() if row.has_ragged(value)]:
             raise ValueError(f"fields {ragged} hold images of different sizes; resize them before")
-        rows: Rows = super().rows(block._replace(data=data))
-        return rows
+        return super().rows(block._replace(data=data))
 
     def _windows_of_sequences(self, block: Block, names: Sequence[str]) -> Rows:
         count = len(block.records)
@@ -253,9 +252,3 @@ class Window(SequentialNode):
             windows = np.asarray(block.data[name])[:, rows]
             data[name] = windows.reshape(-1, *windows.shape[2:])
         return Rows(data, records, origins, count)
-
-    def flow_of(
-        self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
-    ) -> Flow:
-        window = (self.size, self.stride) if self.axis == "records" else None
-        return RowFlow(upstream, layout, position, window=window)

@@ -26,6 +26,14 @@ class Stage:
       where: "host" for code in worker threads, "device" for JAX code on JAX's device.
       batch, row: index of the batch after the node, and row of the record in it.
       fields: the fields of the record: NumPy arrays without the batch axis.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> increment = lambda batch: {"y": batch["x"] + 1}
+      >>> pipe = jk.from_source({"x": [1, 2, 3]}, batch_size=2) >> increment
+      >>> last = pipe.explain(2).stages[-1]
+      >>> last.batch, last.row, last.fields["y"].item()
+      (1, 0, 4)
     """
 
     name: str
@@ -50,6 +58,14 @@ class Explanation:
     Attributes:
       record, epoch: as requested.
       stages: one for each node, in order; the last one is what the pipeline yields.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> increment = lambda batch: {"y": batch["x"] + 1}
+      >>> pipe = jk.from_source({"x": [1, 2, 3]}, batch_size=2) >> increment
+      >>> explanation = pipe.explain(2)
+      >>> [list(stage.fields) for stage in explanation.stages]
+      [['x'], ['y']]
     """
 
     record: int
@@ -72,6 +88,13 @@ class Overview:
         "iterating thread" instead of the first two.
       placement: where each Compose with ``on="auto"`` runs; None without such a Compose.
       remarks: lines that describe how sources and sequential nodes read their records.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> increment = lambda batch: {"y": batch["x"] + 1}
+      >>> pipe = jk.from_source({"x": [1, 2, 3]}, batch_size=2, num_workers=2) >> increment
+      >>> [where for _, _, where in pipe.explain().nodes]
+      ['worker threads', 'worker threads']
     """
 
     nodes: tuple[tuple[str, str, str], ...]

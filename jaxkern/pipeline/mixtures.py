@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -222,6 +223,7 @@ class Combined(PipelineNode):
 
     has_order = True
     fills_slots = True
+    fresh = True
 
     def __init__(
         self,
@@ -251,21 +253,19 @@ class Combined(PipelineNode):
         if len(inputs) > 1 or row.has_ragged(inputs):
             return None  # the length of a Ragged buffer depends on the images
         rows = layout.first_rows
-        spec: Data = jax.tree.map(
+        return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), inputs[0]
         )
-        return spec
 
     def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
         epoch = blocks.epoch
         layout = epoch.layouts[vertex]
         requested = layout.rows_of(batch)
-        shard, rows = layout.read_rows(requested)
         order = layout.order
         pieces: list[list[_Piece]] = [[] for _ in vertex.inputs]
         # Threads start with different inputs, because consecutive batches need the same blocks.
         count = len(vertex.inputs)
-        parts = order.parts(shard, epoch.number, rows)
+        parts = epoch.parts(layout, requested)
         for part in sorted(parts, key=lambda part: (part.source - batch) % count):
             upstream = vertex.inputs[part.source]
             pieces[part.source] += _read(epoch, upstream, part, self.keeps_remainder)
@@ -274,13 +274,11 @@ class Combined(PipelineNode):
             batches = [_placed(parts) for parts in pieces]
             data = merge_fields(batches, self._names)
         else:
-            self._fields.check(
-                *((source, part[0]) for source, parts in enumerate(pieces) for part in parts)
-            )
             every = [part for parts in pieces for part in parts]
+            sources = [source for source, parts in enumerate(pieces) for _ in parts]
             if out is not None and layout.remainder == "pad" and not self.keeps_remainder:
-                out = {name: array for name, array in out.items() if name != "mask"}
-            data = _placed(every, out)
+                out = row.without_mask(out)
+            data = _placed(every, out, functools.partial(self._fields.check, sources))
         if layout.remainder == "pad":
             mask = layout.mask_of(requested)
             if not self.keeps_remainder:
@@ -290,29 +288,28 @@ class Combined(PipelineNode):
         return Block(data, epoch.records(layout, requested))
 
 
-def _placed(pieces: Sequence[_Piece], out: Data | None = None) -> Data:
+def _placed(pieces: Sequence[_Piece], out: Data | None = None, check: Any = None) -> Data:
     parts = [(data, rows) for data, rows, _ in pieces]
-    return row.joined(parts, [positions for *_, positions in pieces], out)
+    return row.joined(parts, [positions for *_, positions in pieces], out, check)
 
 
 def _read(epoch: Epoch, upstream: Vertex, part: Part, with_mask: bool) -> list[_Piece]:
     inner = epoch.at(upstream, part.shard, part.epoch)
     layout = inner.layouts[upstream]
-    size, (first, last) = layout.batch_size, part.rows[[0, -1]].tolist()
+    size, first, last = layout.batch_size, int(part.rows[0]), int(part.rows[-1])
     pieces: list[_Piece] = []
     for number in range(first // size, last // size + 1):
-        begin, end = np.searchsorted(part.rows, [number * size, (number + 1) * size]).tolist()
-        if begin == end:
-            continue
-        rows = part.rows[begin:end] - number * size
-        distinct = 1 + int(np.count_nonzero(np.diff(rows)))  # padding repeats the last row
-        data = row.on_host(inner.shared_block(upstream, number, distinct).data)
+        start, stop = max(first, number * size), min(last + 1, (number + 1) * size)
+        data = row.on_host(inner.shared_block(upstream, number, stop - start).data)
         if layout.remainder == "pad" and not with_mask:
-            data = {name: value for name, value in data.items() if name != "mask"}
-        start, stop = int(rows[0]), int(rows[-1]) + 1
-        contiguous = stop - start == len(rows) == distinct
-        selected = slice(start, stop) if contiguous else rows
-        pieces.append((data, selected, part.positions[begin:end]))
+            data = row.without_mask(data)
+        # The rows of a part are consecutive, except that padding repeats the last one.
+        end = None if stop > last else stop - first
+        positions = part.positions[start - first : end]
+        selected: slice | np.ndarray = slice(start - number * size, stop - number * size)
+        if len(positions) > stop - start:
+            selected = part.rows[start - first :] - number * size
+        pieces.append((data, selected, positions))
     return pieces
 
 

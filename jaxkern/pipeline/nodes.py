@@ -278,8 +278,7 @@ class SourceNode(PipelineNode):
         layout = blocks.epoch.layouts[vertex]
         rows = layout.rows_of(batch)
         records = blocks.epoch.records(layout, rows)
-        fields = None if out is None else {k: v for k, v in out.items() if k != "mask"}
-        data = self.source.gather(records, fields)
+        data = self.source.gather(records, None if out is None else row.without_mask(out))
         row.check_rows(data, len(records), f"{self.source!r}.gather")
         if layout.remainder == "pad":
             data = row.with_mask(data, layout.mask_of(rows))
@@ -361,7 +360,7 @@ class Cache(PipelineNode):
         stored = data
         if layout.remainder == "pad" and "mask" in data:
             # Padding depends on the position in the epoch, not on the record.
-            stored = {name: value for name, value in data.items() if name != "mask"}
+            stored = row.without_mask(data)
             mask = data["mask"]
             if mask.dtype != bool or not np.array_equal(mask, layout.mask_of(rows)):
                 raise ValueError(

@@ -49,6 +49,15 @@ class ElementOperatorConfig:
       stochastic: True if `apply` receives a key, which depends on record, seed, epoch and stream.
       stream_name: name of the random stream. Operators with different names draw independently; so
         do operators with the same name, which are distinguished by their order in the pipeline.
+
+    Example:
+      >>> import jax, jaxkern as jk
+      >>> class Noise(jk.ElementOperator):
+      ...     def apply(self, element, key=None):
+      ...         return element.update_data({"x": element["x"] + jax.random.normal(key)})
+      >>> noise = Noise(jk.pipeline.ElementOperatorConfig(stochastic=True, stream_name="noise"))
+      >>> len(jk.from_source({"x": [1.0, 2.0]}, batch_size=2) >> jk.OperatorNode(noise))
+      1
     """
 
     stochastic: bool = False

@@ -47,7 +47,15 @@ def prefetch_to_device(
 
 
 class Prefetcher(Iterator[Any]):
-    """The result of `jaxkern.prefetch_to_device`: an iterator that a ``with`` block closes."""
+    """The result of `jaxkern.prefetch_to_device`: an iterator that a ``with`` block closes.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> pipe = jk.from_source({"x": [1, 2, 3, 4]}, batch_size=2)
+      >>> with jk.prefetch_to_device(iter(pipe), buffer_size=1) as batches:
+      ...     next(batches)["x"].tolist()
+      [1, 2]
+    """
 
     def __init__(self, iterator: Iterable[Any], buffer_size: int = 2, sharding: Any = None):
         buffer_size = check_integer("buffer_size", buffer_size, 1)

@@ -84,8 +84,7 @@ def canonical(array: np.ndarray) -> np.ndarray:
 def canonical_dtype(dtype: np.dtype) -> np.dtype:
     """Return the dtype that JAX uses for a dtype of any byte order; raise TypeError without one."""
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
-    result: np.dtype = jax.dtypes.canonicalize_dtype(native)
-    return result
+    return jax.dtypes.canonicalize_dtype(native)
 
 
 def images_of(ragged: Ragged, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
@@ -112,27 +111,31 @@ def joined(
     parts: Sequence[tuple[Data, np.ndarray | slice]],
     positions: Sequence[np.ndarray] | None = None,
     out: Data | None = None,
+    check: Callable[[Sequence[Fields]], None] | None = None,
 ) -> Data:
     """Return a batch of the selected rows of several batches as NumPy arrays.
 
     The rows are in order, or those of each part at its `positions`. The arrays `out` are used if
-    their fields and number of rows are equal. The rows of a single slice may be a view.
+    their fields and number of rows are equal. The rows of a single slice may be a view. `check`
+    raises an error if the fields of the parts differ.
     """
-    datas = [data for data, _ in parts]
     in_order = positions is None and all(isinstance(rows, slice) for _, rows in parts)
-    if in_order and len(parts) == 1 and not has_ragged(datas):
-        arrays = jax.tree.map(lambda values: np.asarray(values)[parts[0][1]], datas[0])
+    if in_order and len(parts) == 1 and not has_ragged(parts[0][0]):
+        arrays = jax.tree.map(lambda values: np.asarray(values)[parts[0][1]], parts[0][0])
         return dict(jax.tree.map(lambda x: x if x.flags.writeable else x.copy(), arrays))
+    leaves, fields = zip(*(flattened(data) for data, _ in parts), strict=True)
+    if check is not None:
+        check(fields)
     selected, start = [], 0
-    for data, rows in parts:
-        count = row_count(jax.tree.leaves(data, is_leaf=is_ragged)[0]) or 0
+    for (_, rows), values in zip(parts, leaves, strict=True):
+        count = row_count(values[0]) or 0
         selected.append(start + (np.arange(count)[rows] if isinstance(rows, slice) else rows))
         start += count
     order = np.concatenate(selected)
     if positions is not None:
         order[np.concatenate(positions)] = order.copy()
 
-    def join(*values: Any, target: np.ndarray | None = None) -> Any:
+    def join(values: Sequence[Any], target: np.ndarray | None) -> Any:
         if is_ragged(values[0]):
             images = [image for value in values for image in images_of(value, range(len(value)))]
             chosen = [images[row] for row in order.tolist()]
@@ -145,22 +148,28 @@ def joined(
             return np.concatenate(pieces, out=target)
         return gather_rows(arrays, order, target)
 
-    targets = [] if out is None else jax.tree.leaves(out)
-    fits = {len(target) for target in targets} == {len(order)}
-    if out is None or not fits or any(fields_of(data) != fields_of(out) for data in datas):
-        return dict(jax.tree.map(join, *datas, is_leaf=is_ragged))
-    for target, *values in zip(targets, *map(jax.tree.leaves, datas), strict=True):
-        join(*values, target=target)
-    return out
+    targets: list[Any] = [None] * len(leaves[0])
+    if out is not None:
+        arrays, kinds = flattened(out)
+        if {len(array) for array in arrays} == {len(order)} and all(f == kinds for f in fields):
+            targets = arrays
+    tree: Any = fields[0][0]
+    return dict(tree.unflatten(list(map(join, zip(*leaves, strict=True), targets))))
 
 
-def fields_of(data: Data) -> Fields:
-    """Return the tree of the fields of a batch, and the kind of each leaf."""
+def flattened(data: Data) -> tuple[list[Any], Fields]:
+    """Return the leaves of a batch, and its fields: their tree, and the kind of each leaf."""
     leaves, tree = jax.tree.flatten(data, is_leaf=is_ragged)
-    return tree, [
+    kinds = [
         (v.max_height, v.max_width, v.channels) if is_ragged(v) else (v.dtype, v.shape[1:])
         for v in leaves
     ]
+    return leaves, (tree, kinds)
+
+
+def fields_of(data: Data) -> Fields:
+    """Return the fields of a batch."""
+    return flattened(data)[1]
 
 
 def differences(one: Fields, other: Fields) -> list[tuple[str, str, str]]:
@@ -188,6 +197,11 @@ def with_mask(data: Data, mask: np.ndarray) -> Data:
     if "mask" in data:
         raise ValueError("the batch has a field 'mask', which pad_remainder=True adds; rename it")
     return {**data, "mask": mask}
+
+
+def without_mask(data: Data) -> Data:
+    """Return the fields without "mask"."""
+    return {name: value for name, value in data.items() if name != "mask"}
 
 
 def row_of(data: Data, row: int) -> Data:

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxkern.pipeline import rows as row
+from jaxkern.pipeline.arrangement import Shard
 from jaxkern.pipeline.engine import Engine, Item
 from jaxkern.pipeline.nodes import BatchLayout, Block, PipelineNode, Remainder, Vertex
 from jaxkern.pipeline.rows import Data
@@ -50,8 +51,7 @@ class ReadItem(NamedTuple):
         """The records of its rows; empty for an error."""
         if self.item.error is not None:
             return np.empty(0, np.int64)
-        records: np.ndarray = self.item.value.records
-        return records
+        return self.item.value.records
 
     @property
     def end(self) -> int:
@@ -65,9 +65,11 @@ class Flow:
     It resumes by reading from this item on. The error of an item is raised once.
     """
 
-    def __init__(self, upstream: Upstream, layout: BatchLayout, position: dict[str, Any]) -> None:
-        self._upstream = upstream
-        self._size, self._remainder = layout.batch_size, layout.remainder
+    def __init__(self, node: Any, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> None:
+        """Begin at the position, which is empty at the beginning of the epoch."""
+        self._node, self._layout = node, epoch.layouts[vertex]
+        self._upstream: Upstream = node.open_upstream(epoch, vertex, position.get("at"))
+        self._size, self._remainder = self._layout.batch_size, self._layout.remainder
         self._items: deque[ReadItem] = deque()
         self._count = 0  # number of rows that were read
         #: number of errors that were raised before the position was saved and will occur again
@@ -142,59 +144,18 @@ class Flow:
         return Block(row.with_mask(block.data, np.arange(self._size) < count), block.records)
 
 
-class SequentialNode(PipelineNode):
-    """A step whose batches depend on all earlier ones."""
-
-    sequential = True
-    fills_slots = True
-    drops: bool = False  # rows without output are counted as "dropped"
-    row_by_row: bool = False  # a position is a row, so it can be resharded
-
-    def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
-        size = self.batch_size or inputs[0].batch_size
-        return dataclasses.replace(inputs[0], batch_size=size, remainder=remainder)
-
-    def rows(self, block: Block) -> Any:
-        """Return the output for a block: `Rows` for a `RowFlow`; called in any thread."""
-        count = len(block.records)
-        return Rows(block.data, block.records, np.arange(count), count)
-
-    def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
-        """Return the input of the flow, from a position on, or from the beginning."""
-        return epoch.open_upstream(vertex, position)
-
-    def flow(self, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> Flow:
-        """Return the batches from a position on; `position` is empty at the beginning."""
-        upstream = self.open_upstream(epoch, vertex, position["at"] if position else None)
-        return self.flow_of(upstream, epoch.layouts[vertex], epoch.number, position)
-
-    def flow_of(
-        self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
-    ) -> Flow:
-        """Return the flow for an input."""
-        return RowFlow(upstream, layout, position, self.drops)
-
-
 class RowFlow(Flow):
     """The rows of the input, or windows over them, in full batches; then the remainder.
 
-    The rows of a block with an error are lost. `most` is the maximum number of rows, `window` is
-    (size, stride). A position contains "row", the number of the next row counted from the first one
-    of "at", and "origin": the row of the block that the next row is derived from, or None if that
-    row also has earlier outputs.
+    The rows of a block with an error are lost. A position contains "row", the number of the next
+    row counted from the first one of "at", and "origin": the row of the block that the next row is
+    derived from, or None if that row also has earlier outputs.
     """
 
-    def __init__(
-        self,
-        upstream: Upstream,
-        layout: BatchLayout,
-        position: dict[str, Any],
-        drops: bool = False,
-        most: int | None = None,
-        window: tuple[int, int] | None = None,
-    ) -> None:
-        super().__init__(upstream, layout, position)
-        self._drops, self._window = drops, window
+    def __init__(self, node: Any, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> None:
+        super().__init__(node, epoch, vertex, position)
+        self._window = node.window
+        most = node.most_rows(self._layout.shard)
         self._remaining: int | None = position.get("remaining", most)
         self._fields: row.Fields | None = None  # of the first rows
         self._next = int(position.get("row", 0))
@@ -215,7 +176,7 @@ class RowFlow(Flow):
             if row and origins[row - 1] == origin:
                 origin = None
         position |= {"row": row, "origin": origin}
-        if self._drops:
+        if self._node.drops:
             position["counts"] = {"dropped": self._dropped + (origin or 0) - row}
         if self._remaining is not None:
             position["remaining"] = self._remaining
@@ -282,6 +243,34 @@ class RowFlow(Flow):
         return item._replace(value=None, error=error)
 
 
+class SequentialNode(PipelineNode):
+    """A step whose batches depend on all earlier ones."""
+
+    sequential = True
+    fills_slots = True
+    window: tuple[int, int] | None = None  # (size, stride) of windows over the rows
+    drops: bool = False  # rows without output are counted as "dropped"
+    row_by_row: bool = False  # a position is a row, so it can be resharded
+    flow: type[Flow] = RowFlow
+
+    def layout(self, inputs: Sequence[BatchLayout], remainder: Remainder) -> BatchLayout:
+        size = self.batch_size or inputs[0].batch_size
+        return dataclasses.replace(inputs[0], batch_size=size, remainder=remainder)
+
+    def rows(self, block: Block) -> Any:
+        """Return the output for a block: `Rows` for a `RowFlow`; called in any thread."""
+        count = len(block.records)
+        return Rows(block.data, block.records, np.arange(count), count)
+
+    def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
+        """Return the input of the flow, from a position on, or from the beginning."""
+        return epoch.open_upstream(vertex, position)
+
+    def most_rows(self, shard: Shard) -> int | None:
+        """Return the maximum number of rows of a `RowFlow`; None without a limit."""
+        return None
+
+
 class SequentialRows(SequentialNode):
     """`Rebatch`, `Take` or `Repeat` of a stream whose length is unknown.
 
@@ -305,12 +294,8 @@ class SequentialRows(SequentialNode):
             return super().open_upstream(epoch, vertex, position)
         return _RepeatedUpstream(epoch, vertex, self._times, position or {"turn": 0, "at": None})
 
-    def flow_of(
-        self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
-    ) -> Flow:
-        index, shards = layout.shard
-        most = None if self._records is None else len(range(index, self._records, shards))
-        return RowFlow(upstream, layout, position, most=most)
+    def most_rows(self, shard: Shard) -> int | None:
+        return None if self._records is None else len(range(shard[0], self._records, shard[1]))
 
 
 class _RepeatedUpstream:

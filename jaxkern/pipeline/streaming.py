@@ -37,10 +37,86 @@ if TYPE_CHECKING:
 _PARTS = 1 << 20  # fractions of a position, so that shuffle keys are rarely equal
 
 
+class _ShuffleFlow(Flow):
+    """Batches of a stream's records in the order of the shuffle.
+
+    Records are sorted by q + delay, where q is the number of a record in the shard. The delay is a
+    real number below 2 * shuffle_buffer, a function of (seed, epoch, position), so that about
+    `shuffle_buffer` records wait at a time. Keys are these sums in units of 1 / `_PARTS`. All
+    delivered records have smaller keys than the others, so that a position does not have to list
+    them.
+    """
+
+    def __init__(self, node: Any, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> None:
+        super().__init__(node, epoch, vertex, position)
+        self._who, self._shards = node.describe(), node.shard[1]
+        self._longest = 2 * node.shuffle_buffer
+        self._philox_key = np.array([node.seed % 2**64, epoch.number], np.uint64)
+        self._block, self._delays = -1, np.zeros(0, np.int64)
+        self._waiting: list[tuple[int, int, Data]] = []  # a heap of (key, position, record)
+        self._ready: list[tuple[int, int, Data]] = []  # records of the next batch
+        self._last: tuple[int, ...] = tuple(position.get("last", (-1, -1)))  # of the last record
+        self._least_key = 0  # lower bound of the keys of unread records
+        self._ended = False
+
+    @property
+    def position(self) -> dict[str, Any]:
+        return {**self._input_position(), "last": list(self._last)}
+
+    def next(self) -> DeferredBlock | None:
+        while len(self._ready) < self._size and (self._waiting or not self._ended):
+            if self._waiting and (self._ended or self._waiting[0][0] <= self._least_key):
+                self._ready.append(heapq.heappop(self._waiting))
+            elif not self._read():
+                self._ended = True
+        batch, self._ready = self._ready, []
+        if batch:
+            self._last = batch[-1][:2]
+        oldest = (self._last[0] // _PARTS - self._longest + 1) * self._shards
+        self._drop_items(lambda read: bool(read.records.size and read.records[-1] >= oldest))
+        return None if self._is_dropped(len(batch)) else functools.partial(self._make, batch)
+
+    def resize(self, threads: int) -> None:
+        pass  # the stream is read by one thread
+
+    def _read(self) -> bool:
+        if not super()._read():
+            return False
+        read = self._items[-1]
+        if not read.records.size:  # an error that was raised before
+            return True
+        for position, record in zip(read.records.tolist(), read.item.value.fields, strict=True):
+            key = position // self._shards * _PARTS + self._delay(position)
+            if (key, position) > self._last:
+                heapq.heappush(self._waiting, (key, position, record))
+        self._least_key = (position // self._shards + 1) * _PARTS
+        read.item.value.fields.clear()  # only the position of the item is still needed
+        return True
+
+    def _make(self, batch: list[tuple[int, int, Data]], out: Data | None) -> Block:
+        records = np.array([position for _, position, _ in batch])
+        data = stack_records([fields for _, _, fields in batch], records.tolist(), self._who)
+        return self._with_mask(Block(data, records), len(batch))
+
+    def _delay(self, position: int) -> int:
+        if not self._longest:
+            return 0
+        block, index = divmod(position, RECORDS_PER_CALL)
+        if block != self._block:
+            # NumPy guarantees that the raw bits of a counter-based generator do not change between
+            # versions.
+            generator = np.random.Philox(key=self._philox_key, counter=[0, 0, 0, block])
+            bits = generator.random_raw(RECORDS_PER_CALL)
+            self._delays = (bits % np.uint64(self._longest * _PARTS)).astype(np.int64)
+            self._block = block
+        return int(self._delays[index])
+
+
 class StreamNode(SequentialNode):
     """Reads an iterable of records in one thread; see `from_stream`."""
 
     name = "stream"
+    flow = _ShuffleFlow
     fills_slots = False
 
     def __init__(
@@ -86,11 +162,6 @@ class StreamNode(SequentialNode):
     def open_upstream(self, epoch: Epoch, vertex: Vertex, position: Any) -> Upstream:
         records = _StreamRecords(self, epoch.number, position or {})
         return Engine(records, min(epoch.threads, 1), epoch.ahead)
-
-    def flow_of(
-        self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
-    ) -> Flow:
-        return _ShuffleFlow(self, upstream, layout, epoch, position)
 
     def open(self, epoch: int) -> Any:
         """Return the iterable, to be read from its beginning."""
@@ -266,88 +337,6 @@ class _StreamRecords(ItemSource):
             raise ValueError(f"the state contains one of {self._who}, which has no set_state here")
         self._methods = methods
         return iterator
-
-
-class _ShuffleFlow(Flow):
-    """Batches of a stream's records in the order of the shuffle.
-
-    Records are sorted by q + delay, where q is the number of a record in the shard. The delay is a
-    real number below 2 * shuffle_buffer, a function of (seed, epoch, position), so that about
-    `shuffle_buffer` records wait at a time. Keys are these sums in units of 1 / `_PARTS`. All
-    delivered records have smaller keys than the others, so that a position does not have to list
-    them.
-    """
-
-    def __init__(
-        self,
-        node: StreamNode,
-        upstream: Upstream,
-        layout: BatchLayout,
-        epoch: int,
-        position: dict[str, Any],
-    ) -> None:
-        super().__init__(upstream, layout, position)
-        self._who, self._shards = node.describe(), node.shard[1]
-        self._longest = 2 * node.shuffle_buffer
-        self._philox_key = np.array([node.seed % 2**64, epoch], np.uint64)
-        self._block, self._delays = -1, np.zeros(0, np.int64)
-        self._waiting: list[tuple[int, int, Data]] = []  # a heap of (key, position, record)
-        self._ready: list[tuple[int, int, Data]] = []  # records of the next batch
-        self._last: tuple[int, ...] = tuple(position.get("last", (-1, -1)))  # of the last record
-        self._least_key = 0  # lower bound of the keys of unread records
-        self._ended = False
-
-    @property
-    def position(self) -> dict[str, Any]:
-        return {**self._input_position(), "last": list(self._last)}
-
-    def next(self) -> DeferredBlock | None:
-        while len(self._ready) < self._size and (self._waiting or not self._ended):
-            if self._waiting and (self._ended or self._waiting[0][0] <= self._least_key):
-                self._ready.append(heapq.heappop(self._waiting))
-            elif not self._read():
-                self._ended = True
-        batch, self._ready = self._ready, []
-        if batch:
-            self._last = batch[-1][:2]
-        oldest = (self._last[0] // _PARTS - self._longest + 1) * self._shards
-        self._drop_items(lambda read: bool(read.records.size and read.records[-1] >= oldest))
-        return None if self._is_dropped(len(batch)) else functools.partial(self._make, batch)
-
-    def resize(self, threads: int) -> None:
-        pass  # the stream is read by one thread
-
-    def _read(self) -> bool:
-        if not super()._read():
-            return False
-        read = self._items[-1]
-        if not read.records.size:  # an error that was raised before
-            return True
-        for position, record in zip(read.records.tolist(), read.item.value.fields, strict=True):
-            key = position // self._shards * _PARTS + self._delay(position)
-            if (key, position) > self._last:
-                heapq.heappush(self._waiting, (key, position, record))
-        self._least_key = (position // self._shards + 1) * _PARTS
-        read.item.value.fields.clear()  # only the position of the item is still needed
-        return True
-
-    def _make(self, batch: list[tuple[int, int, Data]], out: Data | None) -> Block:
-        records = np.array([position for _, position, _ in batch])
-        data = stack_records([fields for _, _, fields in batch], records.tolist(), self._who)
-        return self._with_mask(Block(data, records), len(batch))
-
-    def _delay(self, position: int) -> int:
-        if not self._longest:
-            return 0
-        block, index = divmod(position, RECORDS_PER_CALL)
-        if block != self._block:
-            # NumPy guarantees that the raw bits of a counter-based generator do not change between
-            # versions.
-            generator = np.random.Philox(key=self._philox_key, counter=[0, 0, 0, block])
-            bits = generator.random_raw(RECORDS_PER_CALL)
-            self._delays = (bits % np.uint64(self._longest * _PARTS)).astype(np.int64)
-            self._block = block
-        return int(self._delays[index])
 
 
 def _to_json(state: Any) -> Any:

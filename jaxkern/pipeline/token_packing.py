@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxkern.core.arguments import check_integer
 from jaxkern.core.arrays import check_mapped
+from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.engine import Engine, ItemSource
 from jaxkern.pipeline.nodes import RECORDS_PER_CALL, BatchLayout, Block, SourceNode, Vertex
 from jaxkern.pipeline.rows import Data
@@ -24,6 +25,125 @@ from jaxkern.tokens.packing import MARKS, Method, Overlong
 
 if TYPE_CHECKING:
     from jaxkern.pipeline.epoch import Epoch
+
+
+class _PackFlow(Flow):
+    """Batches of rows: rows are planned from document lengths, then native code writes them.
+
+    It needs the documents from the oldest one in an open bin on. A position contains the open bins,
+    in which documents are numbered from the first one of "at".
+    """
+
+    def __init__(self, node: Any, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> None:
+        super().__init__(node, epoch, vertex, position)
+        self._packer = node.packer()
+        counts = {"dropped": 0, **position.get("counts", {})}
+        self._dropped = counts.pop("dropped")
+        self._stats = PackingStats(**counts)
+        self._position = position or {"at": self._upstream.position}
+        if "packer" in position:
+            self._packer.set_state(position["packer"], self._locate)
+
+    @property
+    def position(self) -> dict[str, Any]:
+        return self._position
+
+    def next(self) -> DeferredBlock | None:
+        self._fill()
+        rows = self._packer.take()
+        count = len(rows.ends)
+        block = None if self._is_dropped(count) else self._batch(rows, count)
+        self._position = self._new_position()
+        return block
+
+    def _batch(self, rows: TokenRows, count: int) -> DeferredBlock:
+        self._stats += rows.stats
+        firsts = rows.pieces[np.concatenate([[0], rows.ends[:-1]]), 0]
+        records = np.concatenate([read.records for read in self._items])
+        records = records[firsts - self._items[0].first]
+        if self._remainder == "pad" and count < self._size:  # with rows without documents
+            repeated = np.full(self._size - count, count - 1)
+            rows = rows._replace(ends=np.concatenate([rows.ends, rows.ends[repeated]]))
+            records = np.concatenate([records, records[repeated]])
+        rows, values = self._values(rows)
+        fields = {name: values[name] for name in self._node.fields}
+        return functools.partial(self._make, rows, fields, records, count)
+
+    def _make(
+        self, rows: TokenRows, fields: Any, records: np.ndarray, count: int, out: Data | None
+    ) -> Block:
+        if out is not None:
+            out = row.without_mask(out) if len(records) == self._size else None
+        for name, array in fields.items():  # after a wait for a slot
+            check_mapped(f"field {name!r}", array)
+        data: Data = packed_rows(rows, fields, self._node.pad_id, out)
+        return self._with_mask(Block(data, records), count)
+
+    def _fill(self) -> None:
+        """Add documents until a batch is complete or all documents are placed."""
+        packer = self._packer
+        while packer.complete < self._size:
+            read = self._read_with(packer.document)
+            if read is None:
+                packer.flush(self._size)
+                return
+            at = packer.document - read.first
+            records, begins, lengths = (values[at:] for values in read.item.value[:3])
+            try:
+                used = packer.add(begins, lengths, self._size, records)
+            except ValueError as error:  # a document longer than a row
+                packer.skip()
+                self._raise(error)
+                continue
+            if packer.long == "drop" and packer.method != "concat-split":
+                self._dropped += int((lengths[:used] > packer.length).sum())
+
+    def _raise(self, error: BaseException) -> None:
+        if not self._old_errors:  # the position after the error is the last one with one more error
+            errors = self._position.get("errors", 0) + 1
+            self._position = {**self._position, "errors": errors}
+        super()._raise(error)
+
+    def _new_position(self) -> dict[str, Any]:
+        state = self._packer.get_state()
+        oldest = min(state["documents"], default=state["document"])
+        self._drop_items(lambda read: read.end > oldest)
+        first = self._items[0].first if self._items else self._count
+        state["document"] -= first
+        state["documents"] = [number - first for number in state["documents"]]
+        counts = {**vars(self._stats), "dropped": self._dropped}
+        return {**self._input_position(), "packer": state, "counts": counts}
+
+    def _read_with(self, number: int) -> ReadItem | None:
+        """Return the item with a document, which may be read now; None after the last one."""
+        while number >= self._count:
+            if not self._read():
+                return None
+        return next(read for read in reversed(self._items) if read.first <= number)
+
+    def _locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the offsets of documents in the values of their items, and their lengths."""
+        reads = [(read, n - read.first) for n in numbers.tolist() if (read := self._read_with(n))]
+        if len(reads) != len(numbers):
+            raise ValueError("the state contains documents that the epoch does not have")
+        begins = [read.item.value.begins[at] for read, at in reads]
+        lengths = [read.item.value.lengths[at] for read, at in reads]
+        return np.array(begins, np.int64), np.array(lengths, np.int64)
+
+    def _values(self, rows: TokenRows) -> tuple[TokenRows, Mapping[str, np.ndarray]]:
+        """Return the rows and the values of their pieces, joined if they are in several items."""
+        several = [read.item.value.fields for read in self._items if read.item.error is None]
+        if all(fields is several[0] for fields in several):
+            return rows, several[0]
+        pieces = rows.pieces.copy()
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in several[0]}
+        for number, _, count, begin in pieces.tolist():
+            read = self._read_with(number)
+            assert read is not None
+            for name, values in read.item.value.fields.items():
+                parts[name].append(values[begin : begin + count])
+        pieces[:, 3] = np.cumsum(pieces[:, 2]) - pieces[:, 2]
+        return rows._replace(pieces=pieces), {k: np.concatenate(v) for k, v in parts.items()}
 
 
 class Pack(SequentialNode):
@@ -62,6 +182,7 @@ class Pack(SequentialNode):
     """
 
     name = "pack"
+    flow = _PackFlow
     fresh = True
 
     def __init__(
@@ -145,11 +266,6 @@ class Pack(SequentialNode):
             return ["pack reads documents one by one from the batches before it"]
         return [f"pack reads documents in place by native code: {self._source!r}"]
 
-    def flow_of(
-        self, upstream: Upstream, layout: BatchLayout, epoch: int, position: dict[str, Any]
-    ) -> Flow:
-        return _PackFlow(self, upstream, layout, position)
-
 
 def _documents_of(source: BatchSource) -> tuple[Documents, np.ndarray | None] | None:
     """Return the documents of a source, and the indices of those used, or None for all in order."""
@@ -193,126 +309,3 @@ class _SourceDocuments(ItemSource):
         chosen = records if self._chosen is None else self._chosen[records]
         self._documents.check_files()
         return _Documents(records, *self._documents.locate(chosen), self._documents.fields)
-
-
-class _PackFlow(Flow):
-    """Batches of rows: rows are planned from document lengths, then native code writes them.
-
-    It needs the documents from the oldest one in an open bin on. A position contains the open bins,
-    in which documents are numbered from the first one of "at".
-    """
-
-    def __init__(
-        self, node: Pack, upstream: Upstream, layout: BatchLayout, position: dict[str, Any]
-    ) -> None:
-        super().__init__(upstream, layout, position)
-        self._node, self._packer = node, node.packer()
-        counts = {"dropped": 0, **position.get("counts", {})}
-        self._dropped = counts.pop("dropped")
-        self._stats = PackingStats(**counts)
-        self._position = position or {"at": upstream.position}
-        if "packer" in position:
-            self._packer.set_state(position["packer"], self._locate)
-
-    @property
-    def position(self) -> dict[str, Any]:
-        return self._position
-
-    def next(self) -> DeferredBlock | None:
-        self._fill()
-        rows = self._packer.take()
-        count = len(rows.ends)
-        block = None if self._is_dropped(count) else self._batch(rows, count)
-        self._position = self._new_position()
-        return block
-
-    def _batch(self, rows: TokenRows, count: int) -> DeferredBlock:
-        self._stats += rows.stats
-        firsts = rows.pieces[np.concatenate([[0], rows.ends[:-1]]), 0]
-        records = np.concatenate([read.records for read in self._items])
-        records = records[firsts - self._items[0].first]
-        if self._remainder == "pad" and count < self._size:  # with rows without documents
-            repeated = np.full(self._size - count, count - 1)
-            rows = rows._replace(ends=np.concatenate([rows.ends, rows.ends[repeated]]))
-            records = np.concatenate([records, records[repeated]])
-        rows, values = self._values(rows)
-        fields = {name: values[name] for name in self._node.fields}
-        return functools.partial(self._make, rows, fields, records, count)
-
-    def _make(
-        self, rows: TokenRows, fields: Any, records: np.ndarray, count: int, out: Data | None
-    ) -> Block:
-        if out is not None:
-            full = len(records) == self._size
-            out = {name: array for name, array in out.items() if name != "mask"} if full else None
-        for name, array in fields.items():  # after a wait for a slot
-            check_mapped(f"field {name!r}", array)
-        data: Data = packed_rows(rows, fields, self._node.pad_id, out)
-        return self._with_mask(Block(data, records), count)
-
-    def _fill(self) -> None:
-        """Add documents until a batch is complete or all documents are placed."""
-        packer = self._packer
-        while packer.complete < self._size:
-            read = self._read_with(packer.document)
-            if read is None:
-                packer.flush(self._size)
-                return
-            at = packer.document - read.first
-            records, begins, lengths = (values[at:] for values in read.item.value[:3])
-            try:
-                used = packer.add(begins, lengths, self._size, records)
-            except ValueError as error:  # a document longer than a row
-                packer.skip()
-                self._raise(error)
-                continue
-            if packer.long == "drop" and packer.method != "concat-split":
-                self._dropped += int((lengths[:used] > packer.length).sum())
-
-    def _raise(self, error: BaseException) -> None:
-        if not self._old_errors:  # the position after the error is the last one with one more error
-            errors = self._position.get("errors", 0) + 1
-            self._position = {**self._position, "errors": errors}
-        super()._raise(error)
-
-    def _new_position(self) -> dict[str, Any]:
-        state = self._packer.get_state()
-        oldest = min(state["documents"], default=state["document"])
-        self._drop_items(lambda read: read.end > oldest)
-        first = self._items[0].first if self._items else self._count
-        state["document"] -= first
-        state["documents"] = [number - first for number in state["documents"]]
-        counts = {**vars(self._stats), "dropped": self._dropped}
-        return {**self._input_position(), "packer": state, "counts": counts}
-
-    def _read_with(self, number: int) -> ReadItem | None:
-        """Return the item with a document, which may be read now; None after the last one."""
-        while number >= self._count:
-            if not self._read():
-                return None
-        read: ReadItem = next(read for read in reversed(self._items) if read.first <= number)
-        return read
-
-    def _locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the offsets of documents in the values of their items, and their lengths."""
-        reads = [(read, n - read.first) for n in numbers.tolist() if (read := self._read_with(n))]
-        if len(reads) != len(numbers):
-            raise ValueError("the state contains documents that the epoch does not have")
-        begins = [read.item.value.begins[at] for read, at in reads]
-        lengths = [read.item.value.lengths[at] for read, at in reads]
-        return np.array(begins, np.int64), np.array(lengths, np.int64)
-
-    def _values(self, rows: TokenRows) -> tuple[TokenRows, Mapping[str, np.ndarray]]:
-        """Return the rows and the values of their pieces, joined if they are in several items."""
-        several = [read.item.value.fields for read in self._items if read.item.error is None]
-        if all(fields is several[0] for fields in several):
-            return rows, several[0]
-        pieces = rows.pieces.copy()
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in several[0]}
-        for number, _, count, begin in pieces.tolist():
-            read = self._read_with(number)
-            assert read is not None
-            for name, values in read.item.value.fields.items():
-                parts[name].append(values[begin : begin + count])
-        pieces[:, 3] = np.cumsum(pieces[:, 2]) - pieces[:, 2]
-        return rows._replace(pieces=pieces), {k: np.concatenate(v) for k, v in parts.items()}

@@ -32,6 +32,14 @@ class PipelineStats(RingStats):
       num_workers: number of worker threads.
       prefetch_size: number of slots of the ring.
       choices: if one of these is "auto": the settings that were tried, with their measurements.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> iterator = iter(jk.from_source({"x": [1, 2, 3, 4]}, batch_size=2, num_workers=1))
+      >>> _ = list(iterator)
+      >>> stats = iterator.stats()
+      >>> stats.num_workers, stats.batches
+      (1, 2)
     """
 
     num_workers: int

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 
 class RingError(RuntimeError):
-    """An operation that the ring cannot perform."""
+    """An operation that the ring cannot perform.
+
+    Example:
+      >>> import jax, numpy as np, jaxkern as jk
+      >>> ring = jk.ring.Ring(jax.ShapeDtypeStruct((2,), np.float32))
+      >>> ring.finish()
+      >>> try:
+      ...     ring.put(np.ones(2, np.float32))
+      ... except jk.ring.RingError:
+      ...     print("finished")
+      finished
+    """
 
 
 class RingClosed(RingError):
-    """The ring is closed; it accepts and delivers no batches."""
+    """The ring is closed; it accepts and delivers no batches.
+
+    Example:
+      >>> import jax, numpy as np, jaxkern as jk
+      >>> ring = jk.ring.Ring(jax.ShapeDtypeStruct((2,), np.float32))
+      >>> ring.close()
+      >>> try:
+      ...     ring.put(np.ones(2, np.float32))
+      ... except jk.ring.RingClosed:
+      ...     print("closed")
+      closed
+    """
 
 
 class ProducerError(RingError):
@@ -17,6 +39,12 @@ class ProducerError(RingError):
     Attributes:
       slot: the index of the batch.
       record: the failing record; None if the producer does not report one.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> error = jk.ring.ProducerError(slot=2, record=17, message="truncated JPEG")
+      >>> error.slot, error.record
+      (2, 17)
     """
 
     def __init__(self, slot: int, record: int | None, message: str) -> None:

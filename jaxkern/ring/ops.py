@@ -68,12 +68,19 @@ def push(ring: Any, token: jax.Array, batch: Any) -> jax.Array:
     Raises:
       ValueError: a shape, a dtype or the tree differs from the ring's.
       jax.errors.JaxRuntimeError, NotImplementedError: as for `pop`.
+
+    Example:
+      >>> import jax, numpy as np, jaxkern as jk
+      >>> ring = jk.ring.Ring(jax.ShapeDtypeStruct((2,), np.float32))
+      >>> push_ones = jax.jit(lambda token: jk.ring.push(ring, token, np.ones(2, np.float32)))
+      >>> _ = push_ones(ring.token()).block_until_ready()
+      >>> ring.get().tolist()
+      [1.0, 1.0]
     """
     structure = _structure(ring)
     leaves = structure.program_leaves(batch)
     call = jax.ffi.ffi_call(PUSH, jax.ShapeDtypeStruct((2,), jnp.uint32), has_side_effect=True)
-    result: jax.Array = call(_checked.bind(_token(token), target=PUSH), *leaves)
-    return result
+    return call(_checked.bind(_token(token), target=PUSH), *leaves)
 
 
 def _structure(ring: Any) -> Structure:

@@ -29,7 +29,17 @@ _open: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class RingStats:
-    """Statistics since the creation of a ring."""
+    """Statistics since the creation of a ring.
+
+    Example:
+      >>> import jax, numpy as np, jaxkern as jk
+      >>> ring = jk.ring.Ring(jax.ShapeDtypeStruct((2,), np.float32))
+      >>> ring.put(np.ones(2, np.float32))
+      0
+      >>> stats = ring.stats()
+      >>> stats.ready, stats.batches
+      (1, 0)
+    """
 
     batches: int  #: number of delivered batches
     bytes: int  #: size of the delivered batches
@@ -54,6 +64,14 @@ class RingSlot:
     Attributes:
       index: index of the batch.
       batch: pytree of NumPy arrays to fill. They must not be written after the ``with`` block.
+
+    Example:
+      >>> import jax, numpy as np, jaxkern as jk
+      >>> ring = jk.ring.Ring(jax.ShapeDtypeStruct((2,), np.float32))
+      >>> with ring.slot() as slot:
+      ...     slot.batch[:] = 1.0
+      >>> ring.get().tolist()
+      [1.0, 1.0]
     """
 
     def __init__(self, ring: Ring, native: Any):
@@ -94,6 +112,13 @@ class SlotMemory:
     """Cache of the slot memory of a ring, plus one batch, for the next ring.
 
     Page faults on new memory take longer than refilling a slot.
+
+    Example:
+      >>> import jax, numpy as np, jaxkern as jk
+      >>> memory = jk.ring.SlotMemory()
+      >>> for epoch in range(2):  # the second ring reuses the memory of the first
+      ...     ring = jk.ring.Ring(jax.ShapeDtypeStruct((2,), np.float32), memory=memory)
+      ...     ring.close()
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,14 @@ CHECKS: tuple[Callable[[OpCase], None], ...] = (
 
 
 class OpCheck(OpCase):
-    """An op with samples, to run checks one at a time; shared programs are compiled once."""
+    """An op with samples, to run checks one at a time; shared programs are compiled once.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxkern as jk
+      >>> twice = jk.Op("docs.check", version=1, abstract=lambda x: x, impl=lambda x: 2 * x)
+      >>> jk.testing.OpCheck(twice, [(jnp.ones(3),)] * 4, native=False).run(["eager_and_jit"])
+      ['eager_and_jit']
+    """
 
     def run(self, names: Iterable[str] | None = None) -> list[str]:
         """Run checks, by default all, and return their names; errors as in `check_op`."""

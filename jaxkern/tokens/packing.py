@@ -24,7 +24,13 @@ _MAX_LENGTH, _MAX_BINS = 1 << 30, 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class PackingStats:
-    """Statistics of packed rows: numbers of rows, tokens, padding, and (parts of) documents."""
+    """Statistics of packed rows: numbers of rows, tokens, padding, and (parts of) documents.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> jk.tokens.PackingStats(rows=2, tokens=7, padding=1, segments=3).efficiency
+      0.875
+    """
 
     rows: int = 0
     tokens: int = 0
@@ -47,7 +53,19 @@ class PackingStats:
 
 
 class Rows(NamedTuple):
-    """Complete rows, as references to documents."""
+    """Complete rows, as references to documents.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> documents = jk.tokens.Documents(np.arange(1, 9), offsets=[0, 3, 7, 8])
+      >>> packer = jk.tokens.RowPacker(4)
+      >>> packer.add(*documents.locate([0, 1, 2]))
+      3
+      >>> packer.flush()
+      >>> rows = packer.take()
+      >>> rows.pieces.tolist(), rows.ends.tolist()
+      ([[1, 0, 4, 3], [0, 0, 3, 0], [2, 0, 1, 7]], [1, 3])
+    """
 
     #: int64 [P, 4]: document, start in the document, number of tokens, offset in the values
     pieces: np.ndarray
@@ -66,6 +84,17 @@ class RowPacker:
     """Assignment of documents to rows by their lengths; see `pack`.
 
     Documents are numbered as they are added.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> documents = jk.tokens.Documents(np.arange(1, 9), offsets=[0, 3, 7, 8])
+      >>> packer = jk.tokens.RowPacker(4)
+      >>> packer.add(*documents.locate([0, 1, 2]))
+      3
+      >>> packer.flush()
+      >>> rows = packer.take()
+      >>> rows.stats.rows, rows.stats.padding
+      (2, 0)
     """
 
     def __init__(
@@ -186,6 +215,17 @@ def packed_rows(
 
     Raises:
       ValueError: rows do not match the values, or values do not fit int32.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> documents = jk.tokens.Documents(np.arange(1, 9), offsets=[0, 3, 7, 8])
+      >>> packer = jk.tokens.RowPacker(4)
+      >>> packer.add(*documents.locate([0, 1, 2]))
+      3
+      >>> packer.flush()
+      >>> rows = packer.take()
+      >>> jk.tokens.packed_rows(rows, {"tokens": np.arange(1, 9)})["tokens"].tolist()
+      [[4, 5, 6, 7], [1, 2, 3, 8]]
     """
     kinds = {name: row_dtype(values) for name, values in fields.items()}
     if out is None:
@@ -211,7 +251,14 @@ def padded_rows(
     pad_id: int | Mapping[str, int] = 0,
     out: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Write documents [N] of at most `width` tokens to one row each, without marks."""
+    """Write documents [N] of at most `width` tokens to one row each, without marks.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> begins, lengths = np.array([0, 2]), np.array([2, 3])
+      >>> jk.tokens.padded_rows(begins, lengths, 4, {"tokens": np.arange(1, 6)})["tokens"].tolist()
+      [[1, 2, 0, 0], [3, 4, 5, 0]]
+    """
     nonempty = np.flatnonzero(lengths)
     columns = [nonempty, np.zeros_like(nonempty), lengths[nonempty], begins[nonempty]]
     rows = Rows(np.stack(columns, 1), np.cumsum(lengths > 0, dtype=np.int64), width)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import importlib
 import os
 import re
 import shutil
@@ -170,3 +171,17 @@ def test_links_of_pages_outside_of_docs():
         links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
         missing = [link for link in links if not (page.parent / link).exists()]
         assert not missing, f"{page.name} links to {missing}"
+
+
+def test_public_names_have_examples():
+    """An example of a class may be that of one of its methods; names without one are few."""
+    conf = (ROOT / "docs" / "conf.py").read_text()
+    modules = re.findall(r'^    "(jaxkern[\w.]*)": "', conf, re.MULTILINE)
+    assert len(modules) > 10
+    without = set()
+    for module in map(importlib.import_module, modules):
+        for value in map(vars(module).get, module.__all__):
+            texts = [value, *(vars(value).values() if isinstance(value, type) else ())]
+            if callable(value) and not any(">>>" in (x.__doc__ or "") for x in texts):
+                without.add(f"{value.__module__}.{value.__qualname__}")
+    assert len(without) <= 20, sorted(without)

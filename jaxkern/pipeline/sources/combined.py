@@ -13,11 +13,7 @@ import numpy as np
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.as_source import as_source
-from jaxkern.pipeline.sources.source import (
-    ArraySource,
-    BatchSource,
-    EncodedImages,
-)
+from jaxkern.pipeline.sources.source import ArraySource, BatchSource, EncodedImages
 from jaxkern.ring import RowParts
 
 
@@ -29,9 +25,9 @@ class FieldChecker:
         self._first: tuple[int, row.Fields] | None = None
         self._agreed: set[int] = set()
 
-    def check(self, *pieces: tuple[int, Data]) -> None:
-        """Raise ValueError if the fields of (input, rows) differ, also from earlier ones."""
-        known = [(source, row.fields_of(data)) for source, data in pieces]
+    def check(self, sources: Sequence[int], fields: Sequence[row.Fields]) -> None:
+        """Raise ValueError if fields of these inputs differ, also from earlier ones."""
+        known = list(zip(sources, fields, strict=True))
         self._first = self._first or known[0]
         for each in known:
             if each[0] not in self._agreed:
@@ -120,12 +116,11 @@ class JoinedSource(CombinedSource):
         if len(pieces) == 1:
             source, inner, _ = pieces[0]
             data = self.sources[source].gather(inner, out)
-            self._fields.check((source, data))
+            self._fields.check([source], [row.fields_of(data)])
             return data
-        batches = [(source, self.sources[source].gather(inner)) for source, inner, _ in pieces]
-        self._fields.check(*batches)
-        positions = [positions for _, _, positions in pieces]
-        return row.joined([(data, slice(None)) for _, data in batches], positions, out)
+        batches = [(self.sources[source].gather(inner), slice(None)) for source, inner, _ in pieces]
+        check = functools.partial(self._fields.check, [source for source, *_ in pieces])
+        return row.joined(batches, [positions for *_, positions in pieces], out, check)
 
     def batch_spec(self, count: int, image_side: int) -> Data | None:
         first, *others = (source.batch_spec(count, image_side) for source in self.sources)
@@ -134,10 +129,11 @@ class JoinedSource(CombinedSource):
     @functools.cached_property
     def _arrays(self) -> ArraySource | None:
         """The concatenation of sources of arrays that are not repeated."""
-        parts = [source.arrays for source in self.sources if isinstance(source, ArraySource)]
+        each = (s.row_arrays() for s in self.sources if isinstance(s, ArraySource))
+        parts = [arrays for arrays in each if arrays is not None]
         if len(parts) < len(self.sources) or sum(map(len, self.sources)) != len(self):
             return None
-        self._fields.check(*((number, dict(arrays)) for number, arrays in enumerate(parts)))
+        self._fields.check(range(len(parts)), [row.fields_of(dict(arrays)) for arrays in parts])
         return ArraySource(_concatenate_fields(parts))
 
     def parts(self, records: np.ndarray) -> Iterator[tuple[int, np.ndarray, Any]]:

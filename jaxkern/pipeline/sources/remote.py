@@ -127,8 +127,7 @@ def _system(url: str) -> tuple[Any, str]:
         raise ValueError(f"{url}: expected {'://, '.join(_PROTOCOLS)}://")
     package, options = _PROTOCOLS[protocol]
     import_extra(package, "remote")
-    system: tuple[Any, str] = import_extra("fsspec.core", "remote").url_to_fs(url, **options)
-    return system
+    return import_extra("fsspec.core", "remote").url_to_fs(url, **options)
 
 
 def _run(function: Callable[..., Coroutine[Any, Any, _Result]], *args: Any) -> _Result:
@@ -138,8 +137,7 @@ def _run(function: Callable[..., Coroutine[Any, Any, _Result]], *args: Any) -> _
     running: set[Any] = getattr(_calls, "running", set())
     running.add(future)
     try:
-        result: _Result = future.result()
-        return result
+        return future.result()
     finally:
         future.cancel()  # after Ctrl-C
         running.discard(future)
@@ -427,6 +425,14 @@ def cached(
       FileNotFoundError: a file does not exist.
       OSError: a file cannot be downloaded, or was replaced meanwhile; the message names it.
       ValueError: the files that this process uses exceed `max_bytes`.
+
+    Example:
+      >>> import tempfile, jaxkern as jk
+      >>> folder = tempfile.mkdtemp()
+      >>> path = folder + "/train.tar"
+      >>> open(path, "w").close()
+      >>> [str(local) == path for local in jk.pipeline.cached(path, folder + "/cache")]  # not a URL
+      [True]
     """
     if max_bytes is not None:
         check_integer("max_bytes", max_bytes, 0)

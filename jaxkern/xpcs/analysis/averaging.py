@@ -40,6 +40,17 @@ class AveragedResults:
       scores: [n] modified z-scores of the deviations; NaN for fewer than 4 repeats.
       used: [n] False for outliers.
       metadata: of the first file.
+
+    Example:
+      >>> import numpy as np, pathlib, tempfile, jaxkern as jk
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> qmap = jk.xpcs.QMap(np.ones((4, 4), int), q=[0.01])
+      >>> for k in range(2):
+      ...     frames = np.random.default_rng(k).poisson(1.0, (40, 4, 4)).astype("u1")
+      ...     _ = jk.xpcs.write_results(folder / f"{k}.hdf", jk.xpcs.multitau(frames, qmap))
+      >>> average = jk.xpcs.average_results(sorted(folder.glob("*.hdf")))
+      >>> average.deviations.shape, average.rejected
+      ((2,), {})
     """
 
     result: MultiTauResult
@@ -83,6 +94,17 @@ def average_results(
     Raises:
       ValueError: fewer than 2 files, files without g2, or files of different bins, delays, maps,
         times between frames, geometries or settings, with all differences.
+
+    Example:
+      >>> import numpy as np, pathlib, tempfile, jaxkern as jk
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> qmap = jk.xpcs.QMap(np.ones((4, 4), int), q=[0.01])
+      >>> for k in range(2):
+      ...     frames = np.random.default_rng(k).poisson(1.0, (40, 4, 4)).astype("u1")
+      ...     _ = jk.xpcs.write_results(folder / f"{k}.hdf", jk.xpcs.multitau(frames, qmap))
+      >>> average = jk.xpcs.average_results(sorted(folder.glob("*.hdf")))
+      >>> average.result.g2.shape, average.used.tolist()
+      ((16, 1), [True, True])
     """
     files = tuple(home_path(path) for path in paths)
     if len(files) < 2:

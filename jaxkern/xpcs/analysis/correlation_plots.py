@@ -62,6 +62,15 @@ def plot_correlations(
 
     Raises:
       ModuleNotFoundError: matplotlib is not installed.
+
+    Example:
+      >>> import numpy as np, pathlib, tempfile, jaxkern as jk
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> frames = np.random.default_rng(0).poisson(2.0, (40, 4, 4)).astype("u1")
+      >>> qmap = jk.xpcs.QMap(np.ones((4, 4), int), q=[0.01])
+      >>> paths = jk.xpcs.plot_correlations(folder, jk.xpcs.multitau(frames, qmap), dpi=20)
+      >>> [path.name for path in paths]
+      ['g2.png']
     """
     figures: list[tuple[str, Figure]] = []
     if multitau is not None:

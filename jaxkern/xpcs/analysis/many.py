@@ -152,6 +152,12 @@ class FileOutcome:
       rerun_reason: reason for which existing results were replaced; "" if there were none.
       error: error of the last attempt; "" unless it failed.
       rows: rows of the table, one for each bin.
+
+    Example:
+      >>> import pathlib, jaxkern as jk
+      >>> path = pathlib.Path("run1.h5")
+      >>> print(jk.xpcs.FileOutcome(path, path.with_suffix(".hdf"), "failed", error="truncated"))
+      run1.h5: failed: truncated
     """
 
     file: Path
@@ -176,6 +182,14 @@ class CorrelatedFiles:
 
     Attributes:
       outcomes: outcome of each file, in the order of the files.
+
+    Example:
+      >>> import pathlib, jaxkern as jk
+      >>> path = pathlib.Path("run1.h5")
+      >>> outcome = jk.xpcs.FileOutcome(path, path.with_suffix(".hdf"), "failed", error="truncated")
+      >>> files = jk.xpcs.CorrelatedFiles((outcome,))
+      >>> files.count("failed"), files.errors[path]
+      (1, 'truncated')
     """
 
     outcomes: tuple[FileOutcome, ...]

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 Ranges = tuple[tuple[float, float], ...]
 Strategies = Literal["auto", "memory", "stream", "STANDARD", "LARGE", "CHUNKED", "STREAMING"]
 Losses = Literal["linear", "soft_l1", "huber", "cauchy", "arctan"]
-Scalings = Literal["auto", "individual", "constant", "fixed"]
+Scalings = Literal["auto", "individual", "constant", "fixed", "fourier"]
 
 
 def _key(about: str, default: Any = None) -> Any:
@@ -142,20 +142,39 @@ class Output:
 
 @dataclass(frozen=True)
 class Config:
-    """All settings; `load_config` reads them, `template` writes them with comments."""
+    """All settings; `load_config` reads them, `template` writes them with comments.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> config = jk.xpcs.Config()
+      >>> config.optimization.loss, config.scaling
+      ('linear', 'individual')
+    """
 
     data_files: DataFiles = _key("input", DataFiles)
     experiment: Experiment = _key("conditions that the file does not store", Experiment)
     analysis: Analysis = _key("the model, and the part of the data to fit", Analysis)
     initial_parameters: InitialParameters = _key("", InitialParameters)
     scaling: Scalings = _key("contrast and baseline; auto: constant from 3 angles on", "individual")
+    fourier_order: int = _key("number of harmonics in phi of scaling: fourier", 2)
     optimization: Optimization = _key("", Optimization)
     simulation: Simulation = _key("data that `simulate` writes to data_files.file", Simulation)
     output: Output = _key("", Output)
 
 
 class ConfigError(ValueError):
-    """Error in a setting: an unknown key or a wrong type. The message names the setting."""
+    """Error in a setting: an unknown key or a wrong type. The message names the setting.
+
+    Example:
+      >>> import numpy as np, pathlib, tempfile, jaxkern as jk
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> _ = (folder / "fit.yaml").write_text("optimization: {los: huber}")
+      >>> try:
+      ...     jk.xpcs.load_config(folder / "fit.yaml")
+      ... except jk.xpcs.ConfigError as error:
+      ...     print("los" in str(error))
+      True
+    """
 
 
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -261,7 +280,13 @@ def _walk(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, Any]]
 
 
 def template(config: Config | None = None) -> str:
-    """Return the YAML text of settings (by default the defaults) with a comment for each key."""
+    """Return the YAML text of settings (by default the defaults) with a comment for each key.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> jk.xpcs.template().splitlines()[0]
+      '# Settings of `python -m jaxkern xpcs`. Missing keys have these values.'
+    """
     import yaml
 
     lines = ["# Settings of `python -m jaxkern xpcs`. Missing keys have these values."]

@@ -74,6 +74,12 @@ class MultiTauState:
       head: uint32 [n_tau, P] the sum of the first `delay` frames.
       history: uint32 [levels * 2 dpl, P] the last sums of each level, sum k in row k % (2 dpl).
       n_frames_max, dpl, dtype: arguments of `multitau_init`.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> state = jk.xpcs.multitau_init(n_pixels=6, n_frames_max=100, dtype=np.uint8)
+      >>> int(state.seen), state.total.shape
+      (0, (6, 2))
     """
 
     seen: jax.Array
@@ -87,7 +93,16 @@ class MultiTauState:
 
 
 class PixelCorrelations(NamedTuple):
-    """G, IP and IF [n_tau, P] of each pixel at `delay` [n_tau]; NaN at delays without pairs."""
+    """G, IP and IF [n_tau, P] of each pixel at `delay` [n_tau]; NaN at delays without pairs.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> state = jk.xpcs.multitau_init(n_pixels=6, n_frames_max=100, dtype=np.uint16)
+      >>> state = jk.xpcs.multitau_update(state, np.full((40, 6), 2, np.uint16))
+      >>> r = jk.xpcs.multitau_result(state)
+      >>> int(r.delay[0]), r.G[0, 0].item(), r.IP[0, 0].item(), r.IF[0, 0].item()
+      (1, 4.0, 2.0, 2.0)
+    """
 
     delay: NDArray[np.int64]
     G: NDArray[np.float64]
@@ -149,6 +164,13 @@ def multitau_update(state: MultiTauState, frames: Any) -> MultiTauState:
     Raises:
       ValueError: frames of another dtype or number of pixels; without the native kernel,
         floating-point frames without x64.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> state = jk.xpcs.multitau_init(n_pixels=6, n_frames_max=100, dtype=np.uint16)
+      >>> state = jk.xpcs.multitau_update(state, np.ones((40, 6), np.uint16))
+      >>> int(state.seen)
+      40
     """
     array = frames if hasattr(frames, "dtype") else jnp.asarray(frames)
     pixels = state.total.shape[-2]

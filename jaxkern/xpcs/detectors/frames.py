@@ -17,7 +17,16 @@ MAX_INDEX = 2**31 - 1
 
 
 class DetectorFileError(ValueError):
-    """Error in a detector's file, or in a map of its bins, that contradicts its format."""
+    """Error in a detector's file, or in a map of its bins, that contradicts its format.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> try:
+      ...     jk.xpcs.EventFrames(pixel=[4], frame=[0], count=[1], frame_shape=(2, 2))
+      ... except jk.xpcs.DetectorFileError as error:
+      ...     print("pixel" in str(error))
+      True
+    """
 
 
 class Events(NamedTuple):
@@ -27,6 +36,13 @@ class Events(NamedTuple):
       pixel: [M] int32, row * W + column.
       frame: [M] int32, counted from the source's first frame.
       count: [M].
+
+    Example:
+      >>> import jaxkern as jk
+      >>> frames = jk.xpcs.EventFrames(pixel=[3, 0], frame=[0, 2], count=[1, 5], frame_shape=(2, 2))
+      >>> events = frames.events(1, 3)
+      >>> events.pixel.tolist(), events.frame.tolist(), events.count.tolist()
+      ([0], [2], [5])
     """
 
     pixel: NDArray[np.int32]
@@ -54,6 +70,15 @@ class FrameSource:
       metadata: entries of the file: "frame_time" and "count_time" in s, "energy" in keV, "distance"
         and "pixel_size" in m, "start_time". Unknown entries are missing.
         Read-only: sources assign another mapping.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> class Ramp(jk.xpcs.FrameSource):
+      ...     shape, dtype = (6, 2, 2), np.dtype(np.uint16)
+      ...     def read(self, first, stop):
+      ...         return np.arange(first, stop, dtype=self.dtype).repeat(4).reshape(-1, 2, 2)
+      >>> jk.xpcs.as_frames(Ramp()).read(4, 6)[:, 0, 0].tolist()
+      [4, 5]
     """
 
     shape: tuple[int, int, int]
@@ -179,6 +204,12 @@ class EventFrames(FrameSource):
     Raises:
       DetectorFileError: arrays of other ranks, dtypes or different lengths, pixels or frames out of
         range, or negative counts. It is a ValueError.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> frames = jk.xpcs.EventFrames(pixel=[3, 0], frame=[0, 2], count=[1, 5], frame_shape=(2, 2))
+      >>> frames.shape, frames.read(2, 3).tolist()
+      ((3, 2, 2), [[[5, 0], [0, 0]]])
     """
 
     is_sparse = True

@@ -129,6 +129,11 @@ def as_frames(
     Raises:
       TypeError: any other type.
       ValueError: an array of another rank; see `open_frames`.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> jk.xpcs.as_frames(np.zeros((10, 6), np.uint16), frame_shape=(2, 3)).shape
+      (10, 2, 3)
     """
     if isinstance(frames, FrameSource):
         return frames

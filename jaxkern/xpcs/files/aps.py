@@ -46,6 +46,15 @@ class ApsData:
       q: [n] f64, 1/Angstrom.
       phi: [n] f64, degrees.
       dt: seconds between frames; None if the file does not store it.
+
+    Example:
+      >>> import numpy as np, pathlib, tempfile, jaxkern as jk
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> c2 = np.ones((2, 8, 8))
+      >>> path = jk.xpcs.write_aps(folder / "two.h5", c2, q=0.01, phi=[0, 90], dt=0.1)
+      >>> data = jk.xpcs.load_aps(path)
+      >>> data.c2.shape, data.phi.tolist(), data.dt
+      ((2, 8, 8), [0.0, 90.0], 0.1)
     """
 
     c2: Array
@@ -189,8 +198,7 @@ def find_empty_frames(matrix: Any) -> NDArray[np.bool_]:
         # Reading the rows of a damaged block raises this error, too.
         with contextlib.suppress(OSError):
             diagonal[block] = np.diagonal(matrix[block, block])
-    empty: NDArray[np.bool_] = (diagonal == 0) & np.any(diagonal)
-    return empty
+    return (diagonal == 0) & np.any(diagonal)
 
 
 def load_aps(
@@ -244,6 +252,15 @@ class ApsWriter:
     Raises:
       ValueError: q and phi of different lengths, dt not above 0, an unknown layout, or the same
         (q, phi) twice in the layout "aps-u".
+
+    Example:
+      >>> import numpy as np, pathlib, tempfile, jaxkern as jk
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> with jk.xpcs.ApsWriter(folder / "two.h5", q=0.01, phi=[0.0], n_t=8) as writer:
+      ...     for row in (0, 4):
+      ...         writer.write_rows(0, row, np.ones((4, 8)))
+      >>> jk.xpcs.load_aps(folder / "two.h5").c2.shape
+      (1, 8, 8)
     """
 
     def __init__(

@@ -41,7 +41,18 @@ FRAMES = "frame"
 
 
 class ApsFormatError(ValueError):
-    """Error in a file of either APS layout; names missing and existing entries."""
+    """Error in a file of either APS layout; names missing and existing entries.
+
+    Example:
+      >>> import h5py, tempfile, jaxkern as jk
+      >>> path = tempfile.mkdtemp() + "/empty.h5"
+      >>> h5py.File(path, "w").close()
+      >>> try:
+      ...     jk.xpcs.load_aps(path)
+      ... except jk.xpcs.ApsFormatError as error:
+      ...     print("empty.h5" in str(error))
+      True
+    """
 
 
 def find_layout(file: h5py.File, layout: str | None) -> str:

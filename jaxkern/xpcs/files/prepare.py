@@ -212,6 +212,12 @@ class Prepared:
 
     Raises:
       ValueError: no angle, or indices or frames outside of the source.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> source = jk.xpcs.as_source(np.ones((3, 8, 8)))
+      >>> jk.xpcs.Prepared(source, angles=[0, 2], frames=(2, 8)).load().shape
+      (2, 6, 6)
     """
 
     def __init__(

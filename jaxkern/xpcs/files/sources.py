@@ -22,6 +22,15 @@ class Source(Protocol):
     Optional attributes of a source: `quantization` (step, zero), required for uint16 data, whose
     values are zero + step * stored; `symmetric`, True if every matrix is symmetric by construction;
     `in_memory`, True if reading does not copy.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> class Constant:
+      ...     shape, dtype = (1, 8, 8), np.dtype(np.float32)
+      ...     def read(self, angle, first_row, stop_row):
+      ...         return np.ones((stop_row - first_row, 8), self.dtype)
+      >>> isinstance(Constant(), jk.xpcs.Source)
+      True
     """
 
     @property
@@ -119,6 +128,12 @@ def as_source(
     Raises:
       TypeError: data of another type.
       ValueError: a shape other than [n_phi, n, n].
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> source = jk.xpcs.as_source(np.ones((8, 8)))
+      >>> source.shape, source.read(0, 0, 2).shape
+      ((1, 8, 8), (2, 8))
     """
     if isinstance(data, str | os.PathLike):
         path = Path(data)

@@ -130,8 +130,7 @@ class Evaluation:
     def sums(self, solution: Solution) -> AngleSums:
         """Return the sums at a solution, from another pass if it was read from a checkpoint."""
         point = solution.point
-        sums: AngleSums = self._sums(solution.x) if point is None else point.sums
-        return sums
+        return self._sums(solution.x) if point is None else point.sums
 
     def extra_passes(
         self, passes: Sequence[tuple[Array, NDArray[np.bool_] | None]]
@@ -238,7 +237,7 @@ def _fingerprint(problem: FitProblem, start: Array) -> dict[str, Any]:
         "start": start.tolist(),
         "bounds": np.array(problem.bounds.solver).tolist(),
         "hold": (~problem.free).tolist(),
-        "scaling": [layout.scaling, *layout.contrast, *layout.offset],
+        "scaling": [*layout.basis.ravel(), *layout.contrast, *layout.offset],
         "loss": [solver.loss, float(solver.f_scale)],
         "search": [problem.search, int(solver.multistart), int(solver.seed)],
     }

@@ -43,6 +43,12 @@ class SolverOptions:
         moved to them with a warning.
       allow_bounds: True if a physics parameter at one of its bounds is a valid result. Otherwise
         such a fit has ``success=False``. Contrast and offset may always be at a bound.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> solver = jk.xpcs.SolverOptions(loss="huber", f_scale=2.0)  # an argument of `fit`
+      >>> solver.ftol
+      1e-08
     """
 
     loss: str = "linear"
@@ -79,6 +85,12 @@ class ErrorOptions:
         data. ``"independent"`` treats the noise of points as independent, as SciPy does.
       absolute_sigma: as in `scipy.optimize.curve_fit`; affects the errors of independent noise.
       weights: 1 / sigma^2, in place of the argument `sigma` of `fit` and with the same shapes.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> errors = jk.xpcs.ErrorOptions(method="independent")  # an argument of `fit`
+      >>> errors.absolute_sigma
+      False
     """
 
     method: Literal["jackknife", "independent"] = "jackknife"
@@ -95,6 +107,11 @@ class Strategy(StrEnum):
     ``memory`` copies the data to the device once and makes one kernel call a pass. ``stream``
     passes chunks of rows to the kernel. A chunk of an array in memory is not copied; a chunk of a
     file is read one chunk ahead of the kernel.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> jk.xpcs.Strategy("stream") is jk.xpcs.Strategy.STREAM
+      True
     """
 
     MEMORY = "memory"
@@ -126,6 +143,12 @@ class StreamingOptions:
         if it exists. The file is removed when the fit has finished.
       checkpoint_dir: directory of the checkpoint; created if missing.
       checkpoint_frequency: passes between two checkpoints.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> streaming = jk.xpcs.StreamingOptions(strategy="stream", on_bad_chunk="raise")  # of `fit`
+      >>> streaming.symmetric
+      'auto'
     """
 
     strategy: str | None = None
@@ -162,6 +185,12 @@ class MemoryEstimate:
 
     `fit` is the memory that a fit adds to a process that already holds its data. Mapped files do
     not count, because the system can drop their pages.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> estimate = jk.xpcs.estimate_memory(1000**2, n_parameters=7)
+      >>> estimate.fit < estimate.dense_jacobian
+      True
     """
 
     dense_jacobian: float

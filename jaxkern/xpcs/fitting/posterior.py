@@ -20,7 +20,7 @@ from jaxkern.core.paths import write_atomically
 from jaxkern.xpcs.files.sources import LoadedSource, as_source, quantization
 from jaxkern.xpcs.fitting.parameters import FitLayout, fit_bounds
 from jaxkern.xpcs.fitting.result import FitResult
-from jaxkern.xpcs.fitting.sampling import mirrored_angles
+from jaxkern.xpcs.fitting.sampling import format_frames, mirrored_angles
 from jaxkern.xpcs.model.models import Model
 from jaxkern.xpcs.model.normal import log_likelihood
 
@@ -201,8 +201,8 @@ def posterior(
 
     Raises:
       ModuleNotFoundError: NumPyro is not installed.
-      ValueError: the data do not determine a parameter, sigma is unknown, or the loss of the fit
-        is robust.
+      ValueError: the data do not determine a parameter, or hold NaN at used frames; sigma is
+        unknown; the fit is of another model, outside of the bounds, or has a robust loss.
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -230,13 +230,29 @@ def posterior(
             "fit: expected a fit with the loss 'linear', since the likelihood is Gaussian; got one "
             "with a robust loss"
         )
-    layout = _layout(model, fit)
+    basis = fit.scale_basis
+    labels = tuple(name.removeprefix("contrast") for name in fit.names[: basis.shape[1]])
+    layout = FitLayout(basis, labels, model.parameter_names, model.units, fit.contrast, fit.offset)
+    if layout.names != tuple(fit.names):
+        raise ValueError(
+            f"fit: expected a fit of the model with {', '.join(layout.names)}, got one with "
+            f"{', '.join(fit.names)}"
+        )
     free = np.array([name not in fit.held for name in fit.names])
     with jax.enable_x64(True):
         loaded = LoadedSource(as_source(data))
         scale = quantization(loaded)
         symmetric = True if mirrored_angles(loaded).all() else "auto"
         chosen = fit_bounds(bounds, layout, model)
+        for name, x, low, high in zip(fit.names, fit.popt, *chosen.solver, strict=True):
+            if not low <= x <= high and name not in fit.held:
+                raise ValueError(
+                    f"bounds of {name}: expected bounds that include the fit, {x:.6g}, got {low:g} "
+                    f"and {high:g}"
+                )
+        if not isinstance(noise, np.ndarray) and np.ndim(noise):
+            noise = LoadedSource(as_source(noise, name="sigma")).array
+        _check_finite(loaded.array, np.asarray(noise), fit)
         space = _Space(model, fit, free, *chosen.solver)
         arrays = (loaded.array, np.asarray(noise, np.float64))
 
@@ -245,9 +261,9 @@ def posterior(
             anywhere = distributions.ImproperUniform(distributions.constraints.real, count, ())
             z = numpyro.sample("z", anywhere.to_event(1))
             x, log_volume = space(z)
-            physics, contrast, offset = _split(layout, x)
+            at = layout.split(x)
             likelihood = log_likelihood(
-                model, physics, contrast, offset, measured, deviations,
+                model, at.physics, at.contrast, at.offset, measured, deviations,
                 symmetric=symmetric, keep=fit.keep, inflation=fit.inflation,
                 quantization=scale if measured.dtype == jnp.uint16 else None,
             )  # fmt: skip
@@ -277,6 +293,23 @@ def posterior(
         errors=fit.perr[kept],
         **extra,
     )
+
+
+def _check_finite(data: Any, sigma: Any, fit: FitResult) -> None:
+    """Raise ValueError for NaN at points with weight, whose rows the fit has excluded."""
+    if data.dtype.kind != "f":
+        return
+    for angle, matrix in enumerate(data):
+        keep = fit.keep[angle] if fit.keep.ndim == 2 else fit.keep
+        used = np.outer(keep, keep) & ~np.eye(len(keep), dtype=bool)
+        if sigma.ndim:
+            used &= np.abs(sigma[angle]) > 1e-10
+        rows = np.flatnonzero((used & ~np.isfinite(matrix)).any(axis=1))
+        if rows.size:
+            raise ValueError(
+                f"data: expected finite numbers, got others at angle {angle} in the frames "
+                f"{format_frames(rows.tolist())} (counted from 0); fit again without them (`keep`)"
+            )
 
 
 class _Space:
@@ -374,17 +407,3 @@ class _Space:
 def _log_slope(xp: Any, u: Any, k: Array) -> Any:
     """Return the logarithm of the derivative of a share of the range by u."""
     return np.log(-np.expm1(-k)) - xp.logaddexp(0.0, -k * u) - xp.logaddexp(0.0, k * (u - 1.0))
-
-
-def _layout(model: Model, fit: FitResult) -> FitLayout:
-    scaling = {"contrast[0]": "individual", "contrast": "constant"}.get(fit.names[0], "fixed")
-    return FitLayout(scaling, model.parameter_names, model.units, fit.contrast, fit.offset)
-
-
-def _split(layout: FitLayout, x: jax.Array) -> tuple[Any, Any, Any]:
-    """Return physics, contrast and offset, as `FitLayout.split` does, from a traced vector."""
-    scales = layout.n_scales
-    if scales == 0:
-        return x, layout.contrast, layout.offset
-    pairs = jnp.broadcast_to(x[: 2 * scales].reshape(2, scales), (2, layout.n_phi))
-    return x[2 * scales :], *pairs

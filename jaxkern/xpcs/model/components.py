@@ -23,6 +23,13 @@ class ComponentTables(NamedTuple):
     B, A and P are the logarithm of the weight, the decay and the phase, [n_phi, C, n_t], or
     [1, C, n_t] for all angles. Row k of ``tangents_B`` [n_phi or 1, p, C, n_t] is the derivative of
     B with respect to parameter k; likewise ``tangents_A`` and ``tangents_P``.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> B = A = P = np.zeros((1, 2, 8))  # 2 components, 8 frames
+      >>> tangents = np.zeros((1, 3, 2, 8))  # 3 parameters
+      >>> jk.xpcs.ComponentTables(B, A, P, tangents, tangents, tangents).n_parameters
+      3
     """
 
     B: Any

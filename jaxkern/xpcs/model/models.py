@@ -84,7 +84,7 @@ class Geometry:
         """Times [n_t] for the power laws, in s: t, at least max(half of the first step, 1e-8)."""
         xp: Any = np if isinstance(self.t, np.ndarray) else jnp
         floor = xp.maximum(abs(self.t[1] - self.t[0]) / 2, 1e-8)
-        return xp.maximum(self.t, floor)  # type: ignore[no-any-return]
+        return xp.maximum(self.t, floor)
 
     @property
     def numbers(self) -> tuple[Any, ...]:
@@ -123,7 +123,14 @@ def _vector(value: Any, name: str) -> np.ndarray:
 
 
 class Parameter(NamedTuple):
-    """A model parameter; one with a finite period is an angle, in which the model is periodic."""
+    """A model parameter; one with a finite period is an angle, in which the model is periodic.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> rate = jk.xpcs.Parameter("rate", "1/s", default=1.0, low=0.0, high=10.0)
+      >>> rate.name, rate.period
+      ('rate', inf)
+    """
 
     name: str
     unit: str
@@ -140,6 +147,13 @@ class Tables(NamedTuple):
     (or [n_phi, kA, n_t]) is the derivative of A with respect to parameter ``columns_A[k]``;
     likewise ``tangents_X`` [n_phi, kX, n_t] (or [1, kX, n_t]).
     The model has ``n_parameters`` parameters.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> A, X, tangents_A, tangents_X = (np.zeros(s) for s in ((8,), (1, 8), (3, 8), (1, 0, 8)))
+      >>> tables = jk.xpcs.Tables(A, X, tangents_A, tangents_X, (0, 1, 2), (), n_parameters=3)
+      >>> tables.columns
+      (0, 1, 2)
     """
 
     A: Any
@@ -176,6 +190,12 @@ class Model:
       power_laws: (index of the scale, phase of a rate of 1 in 1 s) of rates scale t^exponent +
         offset, whose parameters follow each other.
       offsets: indices of parameters that are 0 in the simplest case.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> model = jk.xpcs.Static(jk.xpcs.Geometry(.0054, None, .1, .1 * np.arange(8), 0.))
+      >>> model.parameter_names, model.shear_power
+      (('D0', 'alpha', 'D_offset'), 0)
     """
 
     power_laws: tuple[tuple[int, float], ...] = ()

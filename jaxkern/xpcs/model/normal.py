@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxkern.xpcs.model import checks, ops
 from jaxkern.xpcs.model.components import Components, ComponentTables
@@ -43,6 +44,15 @@ class NormalEquations:
       cost: sum of f_scale^2 rho((residual / f_scale)^2) []; chi2 for the linear loss.
       count: number of points with weight [].
       mirrored: number of points in mirrored pairs []; half of them carry no information.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> geometry = jk.xpcs.Geometry(.0054, 2e6, .1, .1 * np.arange(50), [0., 45., 90.])
+      >>> model = jk.xpcs.LaminarFlow(geometry)
+      >>> data = jk.xpcs.g2(model, model.defaults, .3, 1.)
+      >>> equations = jk.xpcs.normal_equations(model, model.defaults, .3, 1., data, .01)
+      >>> equations.jtj.shape, equations.jtr.shape, bool(equations.cost == equations.chi2)
+      ((13, 13), (13,), True)
     """
 
     jtj: Any
@@ -133,7 +143,7 @@ def accumulate(
     states = jnp.zeros((n_phi, size), dtype) if initial is None else jnp.asarray(initial, dtype)
     if states.shape != (n_phi, size):
         raise ValueError(f"initial: expected ({n_phi}, {size}), got shape {states.shape}")
-    state: jax.Array = op(
+    return op(
         *arrays,
         checks.per_angle(contrast, "contrast", n_phi, dtype),
         checks.per_angle(offset, "offset", n_phi, dtype),
@@ -150,7 +160,6 @@ def accumulate(
         symmetric=mode,
         sigma_rank=deviations.ndim - 1,
     )
-    return state
 
 
 def table_ranks(arrays: Sequence[Any]) -> tuple[int, ...]:
@@ -183,25 +192,32 @@ def sums_of_angles(
     # The derivative of g2 with respect to a physics parameter is contrast times its columns' sum.
     scale = xp.concatenate([xp.ones((len(state), 2)), xp.outer(contrast, np.ones(n_parameters))], 1)
     change = (select * scale[:, None, :]).astype(state.dtype)
-    exact = xp.matmul if xp is np else functools.partial(xp.matmul, precision="highest")
     transposed = xp.swapaxes(change, 1, 2)
-    return exact(exact(transposed, gram), change), exact(transposed, rhs[..., None])[..., 0], sums
+    with jax.default_matmul_precision("highest"):
+        return transposed @ gram @ change, (transposed @ rhs[..., None])[..., 0], sums
 
 
-def join_angles(jtj: Any, jtr: Any, scaling: str, xp: Any) -> tuple[Any, Any]:
-    """Return J^T J and J^T r of all parameters from those of the angles (`sums_of_angles`)."""
-    total_jtj, total_jtr = jtj.sum(0), jtr.sum(0)
-    if scaling == "constant":
-        return total_jtj, total_jtr
-    total_jtj, total_jtr = total_jtj[2:, 2:], total_jtr[2:]
-    if scaling == "fixed":
-        return total_jtj, total_jtr
-    scales = [[xp.diag(jtj[:, k, m]) for m in (0, 1)] for k in (0, 1)]
-    physics = jtj[:, 0, 2:], jtj[:, 1, 2:]
+def scale_basis(scaling: str, n_phi: int) -> NDArray[np.float64]:
+    """Return B [n_phi, k] so that contrast and offset of the angles are B times k coefficients."""
+    checks.choice(scaling, "scaling", SCALINGS)
+    if scaling == "individual":
+        return np.eye(n_phi)
+    return np.ones((n_phi, 1 if scaling == "constant" else 0))
+
+
+def join_angles(jtj: Any, jtr: Any, basis: Any, xp: Any) -> tuple[Any, Any]:
+    """Return J^T J and J^T r of all parameters from those of the angles (`sums_of_angles`).
+
+    `basis` is that of `scale_basis`.
+    """
+    with jax.default_matmul_precision("highest"):
+        scales = [[basis.T @ (jtj[:, k, m, None] * basis) for m in (0, 1)] for k in (0, 1)]
+        physics = [basis.T @ jtj[:, k, 2:] for k in (0, 1)]
+        rhs = [basis.T @ jtr[:, k] for k in (0, 1)]
     rows = [[*scales[k], physics[k]] for k in (0, 1)]
     return (
-        xp.block([*rows, [physics[0].T, physics[1].T, total_jtj]]),
-        xp.concatenate([jtr[:, 0], jtr[:, 1], total_jtr]),
+        xp.block([*rows, [physics[0].T, physics[1].T, jtj[:, 2:, 2:].sum(0)]]),
+        xp.concatenate([*rhs, jtr[:, 2:].sum(0)]),
     )
 
 
@@ -222,15 +238,23 @@ def assemble(
 
     Raises:
       ValueError: for another scaling, and a state of a wrong shape.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> A, X, tangents_A, tangents_X = (np.zeros(s) for s in ((8,), (1, 8), (3, 8), (1, 0, 8)))
+      >>> tables = jk.xpcs.Tables(A, X, tangents_A, tangents_X, (0, 1, 2), (), n_parameters=3)
+      >>> state = np.zeros((1, jk.xpcs.state_size(3, 0)), np.float32)  # see `accumulate`
+      >>> jk.xpcs.assemble(state, tables, contrast=0.5).jtj.shape  # contrast, offset, 3 of physics
+      (5, 5)
     """
-    checks.choice(scaling, "scaling", SCALINGS)
     size = state_size(len(tables.columns), 0)
     if state.ndim != 2 or state.shape[1] != size:
         raise ValueError(f"state: expected [n_phi, {size}], got shape {state.shape}")
     columns = tables.columns
     scale = checks.per_angle(contrast, "contrast", state.shape[0], state.dtype)
     jtj, jtr, sums = sums_of_angles(state, columns, tables.n_parameters, scale, jnp)
-    jtj, jtr = join_angles(jtj, jtr, scaling, jnp)
+    basis = scale_basis(scaling, len(jtj)).astype(jtj.dtype)
+    jtj, jtr = join_angles(jtj, jtr, basis, jnp)
     chi2, cost, count, mirrored = jnp.sum(sums, axis=0)
     return NormalEquations(jtj, jtr, chi2, cost, count, mirrored)
 
@@ -303,8 +327,7 @@ def normal_equations(
         options["keep"] = checks.check_keep(keep, geometry.n_phi, geometry.n_t, unused)
     options["f_scale"] = checks.check_f_scale(f_scale, jnp.result_type(float))
     operands = params, contrast, offset, measured, deviations
-    ne: NormalEquations = _normal_equations(model, scaling, *operands, **options)
-    return ne
+    return _normal_equations(model, scaling, *operands, **options)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("symmetric", "loss"))
@@ -375,8 +398,7 @@ def log_likelihood(
     divisor = jnp.asarray(inflation, dtype)
     if divisor.shape != () or (checks.is_concrete(divisor) and not float(divisor) > 0):
         raise ValueError(f"inflation: expected a number > 0, got {inflation!r}")
-    value: jax.Array = _likelihood(model, symmetric, *operands) / divisor
-    return value
+    return _likelihood(model, symmetric, *operands) / divisor
 
 
 def _likelihood_sums(model: Model, symmetric: Any, tables: Any, operands: Sequence[Any]) -> Any:
@@ -402,8 +424,7 @@ def _likelihood(model: Model, symmetric: Any, *operands: Any) -> jax.Array:
         A, X = phases
         none_A, none_X = (jnp.zeros((*v.shape[:-1], 0, v.shape[-1]), v.dtype) for v in (A, X))
         tables = Tables(A, X, none_A, none_X, (), (), len(model.parameters))
-    value: jax.Array = _likelihood_sums(model, symmetric, tables, operands)[0]
-    return value
+    return _likelihood_sums(model, symmetric, tables, operands)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -33,7 +33,13 @@ _FLOPS_F, _FLOPS_SLOPES = 16, 30
 
 
 def state_size(k_A: int, k_X: int) -> int:
-    """Return the size of the state of `two_time_normal_equations` with k_A and k_X tangents."""
+    """Return the size of the state of `two_time_normal_equations` with k_A and k_X tangents.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> jk.xpcs.state_size(k_A=3, k_X=0)
+      24
+    """
     basis = 2 + k_A + k_X  # offset, contrast, and one for each tangent
     return basis * (basis + 1) // 2 + basis + 4
 

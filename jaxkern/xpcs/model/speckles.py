@@ -30,6 +30,12 @@ class SimulatedFrames(ArrayFrames):
 
     Attributes:
       qmap: the bins, with q and phi if known.
+
+    Example:
+      >>> import jaxkern as jk
+      >>> frames = jk.xpcs.simulate_frames([0.05, 0.2], n_frames=20, pixels=10)
+      >>> frames.array.shape, frames.qmap.n_dynamic
+      ((20, 2, 10), 2)
     """
 
     def __init__(self, array: NDArray[Any], qmap: QMap, frame_time: float | None) -> None:

@@ -33,6 +33,14 @@ class PowerLaw:
       exponent: the power of q.
       reduced_chi2: of the logarithms of the rates.
       q, rate, rate_err: [n] the bins that were used.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> tau, q = np.geomspace(1e-3, 1.0, 40), np.array([0.01, 0.02, 0.03])
+      >>> fit = jk.xpcs.fit_g2(tau, 1 + 0.2 * np.exp(-2e4 * q**2 * tau[:, None]), q=q)
+      >>> law = fit.tau_q()
+      >>> round(law.D), round(law.exponent, 3)
+      (10000, 2.0)
     """
 
     name: str
@@ -91,6 +99,13 @@ class G2Fit(Table):
       curve: [n_tau, n_bins] the fitted model.
       iterations: [n_bins] of the solver.
       q, phi, bins: [n_bins] or None.
+
+    Example:
+      >>> import numpy as np, jaxkern as jk
+      >>> tau, q = np.geomspace(1e-3, 1.0, 40), np.array([0.01, 0.02, 0.03])
+      >>> fit = jk.xpcs.fit_g2(tau, 1 + 0.2 * np.exp(-2e4 * q**2 * tau[:, None]), q=q)
+      >>> sorted(fit.params), fit.success.tolist()
+      (['baseline', 'contrast', 'rate'], [True, True, True])
     """
 
     model: str

@@ -134,6 +134,19 @@ def test_equals_refits_without_angles_if_frames_are_few():
     assert_covariance(result.pcov, scales, free[:10], 5e-3)
 
 
+def test_equals_the_formula_without_angles_for_coefficients_of_a_series():
+    phi = np.linspace(0, 240, 7)
+    basis = np.stack([np.ones(7), np.cos(np.deg2rad(phi)), np.sin(np.deg2rad(phi))], 1)
+    case = problems.simulate(20, 1e-4, seed=2, physics=SMOOTH, phi=phi, same_scales=True)
+    options = {"scaling": "fourier", "fourier_order": 1, **TIGHT}
+    result = checks.fit(model_of(case), case.data, 1.0, SMOOTH, **options)
+    assert result.errors == "jackknife over 7 angles"
+    dense = problems.dense_fit(case, result.popt, basis=basis)
+    blocks = np.repeat(np.arange(7), 190) == np.arange(7)[:, None]
+    covariance = weighted_jackknife(dense.jac, -dense.fun, blocks)
+    assert_covariance(result.pcov, covariance, np.arange(13), 1e-2)
+
+
 @pytest.mark.parametrize("loss", ["huber", "cauchy"])
 def test_robust_losses_by_full_refits(loss):
     """Steps with the weights rho' alone would give at most half of these errors."""

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from jaxkern.core.failures import note
-from jaxkern.core.progress import ProgressBar
+from jaxkern.core.progress import track
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.files import NUMPY_HEADERS, Paths, expand_paths, import_extra
 from jaxkern.pipeline.sources.images.columns import (
@@ -42,6 +42,17 @@ class ArrayRecordSource(RecordSource):
 
     Raises:
       ValueError: a file is damaged or truncated; the message names it.
+
+    Example:
+      >>> import numpy as np, tempfile, jaxkern as jk
+      >>> from array_record.python.array_record_module import ArrayRecordWriter
+      >>> path = tempfile.mkdtemp() + "/x.array_record"
+      >>> writer = ArrayRecordWriter(path, "group_size:1")
+      >>> writer.write(bytes([1, 2])), writer.write(bytes([3, 4])), writer.close()
+      (None, None, None)
+      >>> decode = lambda record: {"x": np.frombuffer(record, np.uint8)}
+      >>> jk.pipeline.ArrayRecordSource(path, decode)[1]["x"].tolist()
+      [3, 4]
     """
 
     def __init__(
@@ -137,6 +148,16 @@ class TFRecordSource(EncodedSource):
       ValueError: a record is damaged or truncated (the message names file and byte), or features
         differ between records.
       TypeError, KeyError: bytes are not images; decoders has features that are not bytes.
+
+    Example:
+      >>> import tempfile, tfrecord, jaxkern as jk
+      >>> path = tempfile.mkdtemp() + "/x.tfrecord"
+      >>> writer = tfrecord.TFRecordWriter(path)
+      >>> writer.write({"x": ([1.0, 2.0], "float"), "label": (7, "int")})
+      >>> writer.close()
+      >>> record = jk.pipeline.TFRecordSource(path)[0]
+      >>> record["x"].tolist(), record["label"].item()
+      ([1.0, 2.0], 7)
     """
 
     def __init__(
@@ -154,15 +175,13 @@ class TFRecordSource(EncodedSource):
         fields = _Fields(features, decoders or {})
         blobs: list[np.ndarray] = []
         ends: list[int] = []
-        with ProgressBar(True, "TFRecord", "files") as bar:
-            for number, file in enumerate(self.files):
-                if file.stat().st_size:
-                    data = np.memmap(file, np.uint8, "r")
-                    for offset, record in _frames(file, data):
-                        fields.add(len(blobs), offset, record, f"{file}, record at byte {offset}")
-                    blobs.append(data)
-                ends.append(fields.records)
-                bar.update(number + 1, len(self.files))
+        for file in track(self.files, "TFRecord", "files"):
+            if file.stat().st_size:
+                data = np.memmap(file, np.uint8, "r")
+                for offset, record in _frames(file, data):
+                    fields.add(len(blobs), offset, record, f"{file}, record at byte {offset}")
+                blobs.append(data)
+            ends.append(fields.records)
         if not fields.records:
             raise ValueError(f"{self.files[0]}: no records in these files")
         name_of = functools.partial(part_name, "record", self.files, np.array(ends))

@@ -28,12 +28,8 @@ from jaxkern.pipeline.sources.images.fields import (
     PathList,
 )
 from jaxkern.pipeline.sources.images.headers import ByteRanges, Headers, read_headers
-from jaxkern.pipeline.sources.source import (
-    check_records,
-    read_record,
-    record_arrays,
-    stack_records,
-)
+from jaxkern.pipeline.sources.source import read_record, record_arrays, stack_records
+from jaxkern.ring.rows import check_records
 
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _ENDINGS = frozenset(map(os.fsencode, _SUFFIXES))
@@ -143,6 +139,16 @@ class ImageFolder(ImageFiles):
 
     Raises:
       FileNotFoundError: the folder has no images.
+
+    Example:
+      >>> import pathlib, tempfile, PIL.Image, jaxkern as jk
+      >>> root = pathlib.Path(tempfile.mkdtemp())
+      >>> for name in ("cat", "dog"):
+      ...     (root / name).mkdir()
+      ...     PIL.Image.new("RGB", (5, 4)).save(root / name / "1.jpg")
+      >>> source = jk.pipeline.ImageFolder(root)
+      >>> source.classes, source.labels.tolist()
+      (['cat', 'dog'], [0, 1])
     """
 
     def __init__(
