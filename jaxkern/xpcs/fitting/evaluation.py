@@ -21,10 +21,14 @@ from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions
 from jaxkern.xpcs.fitting.parameters import FitLayout, PeriodicBounds
 from jaxkern.xpcs.fitting.passes import AngleSums, PassProgram, PassRunner
 from jaxkern.xpcs.fitting.sampling import Noise, sigma_rows
-from jaxkern.xpcs.fitting.solver import UNFINISHED, NormalPoint, Solution, solve
+from jaxkern.xpcs.fitting.solver import UNFINISHED, NormalPoint, Solution, compress, solve
 from jaxkern.xpcs.model.models import Model
 
 Array = NDArray[np.float64]
+
+# Relative difference of costs of the same minimum, and the largest relative decrease of the cost
+# that the normal equations predict well. In a curved valley it is exact long before the minimum.
+_SAME_COST, _PREDICTABLE = 1e-6, 1e-2
 
 
 class FitProgress(ProgressBar):
@@ -68,12 +72,14 @@ class Evaluation:
         progress: FitProgress,
         on_best: Callable[[Solution], None],  # called after a pass with the best point so far
         earlier: int,  # passes of this start before it was resumed
+        rival: float = np.inf,  # the lowest cost of other starts; it ends starts that are worse
     ) -> None:
         self.problem, self.runner, self.free = problem, runner, problem.free
-        self._base, self._progress, self._on_best = base, progress, on_best
+        self._base, self._progress, self._on_best, self._rival = base, progress, on_best, rival
         self.start = self._x = base[problem.free]
         self.earlier = earlier  # passes before the last restart, which had another cost
         self.passes = 0  # since then
+        self._is_worse = False
         self.best: Solution | None = None
 
     def full(self, x: Array) -> Array:
@@ -82,7 +88,11 @@ class Evaluation:
         return vector
 
     def __call__(self, x: Array) -> NormalPoint | None:
-        """Return the normal equations; None for a `restart` if blocks turned bad after a pass."""
+        """Return the normal equations; None to stop.
+
+        The solver stops for a `restart` if blocks turned bad after a pass, and at starts that are
+        worse than others.
+        """
         self._x = x
         excluded = len(self.runner.bad.excluded)
         sums = self._sums(x)
@@ -95,7 +105,15 @@ class Evaluation:
         self._progress.after_pass(self.earlier + self.passes, point.cost)
         if self.best is not None:
             self._on_best(replace(self.best, nfev=self.earlier + self.passes))
-        return point
+        self._is_worse = self._rival < np.inf and point.is_finite() and self._ends_above(point)
+        return None if self._is_worse else point
+
+    def _ends_above(self, point: NormalPoint) -> bool:
+        """True if the minimum that the normal equations predict is not below the rival's cost."""
+        step = compress(point)[0][:-1]
+        gain = float(step @ step)
+        least = point.cost - (gain if gain < _PREDICTABLE * point.cost else 2.0 * gain)
+        return least > self._rival * (1.0 - _SAME_COST)
 
     def restart(self) -> Array:
         """Forget all passes, and return the best point among them."""
@@ -118,6 +136,8 @@ class Evaluation:
             solution = solve(self, x, max_nfev=max_nfev, **settings)
             if solution is not None:
                 return solution
+            if self._is_worse and self.best is not None:
+                return replace(self.best, nfev=self.passes)
             x = self.restart()
 
     def _sums(self, x: Array, omitted: NDArray[np.bool_] | None = None) -> AngleSums:

@@ -81,7 +81,8 @@ class FitResult:
       timings: `FitTimings`, in seconds.
       peak_memory: largest measured anonymous memory, bytes.
       costs, start_costs: of the evaluated points, and of each start that was fitted to all data, if
-        there were several, in order.
+        there were several, in order; starts of the search
+        end once they are worse than an earlier one.
       search: description of the starts that were compared and fitted.
       warnings: remarks on the result.
       held: names of the parameters that were not fitted.
