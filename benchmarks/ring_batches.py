@@ -5,6 +5,8 @@ different order, which is checked too); then the methods take turns. A turn is a
 first request to the last batch, including the start and end of threads; only torch's processes
 persist. Grain and torch deliver NumPy arrays, the others jax.Arrays. Everything is measured with
 the default allocator, which maps each large array again, and with freed memory kept.
+
+`--small` measures small rows and the 32x32 images of CIFAR only, against NumPy and jitted JAX.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ COUNT, BATCH, SIDE, SIZE = 4096, 64, 256, 224
 BYTES = SIDE * SIDE * 3
 # Rows of a batch, and their bytes; an epoch has this number of batches.
 SMALL, SMALL_BATCHES = ((4096, 16), (128, 784), (64, 1)), 500
+# CIFAR: images of an epoch, images of a batch, side, padding before the crop, and the bar.
+CIFAR, CIFAR_BATCH, CIFAR_SIDE, PADDING, CIFAR_BAR = 50_000, 512, 32, 4, 2.5
 
 
 def make_images(count: int) -> np.ndarray:
@@ -186,6 +190,70 @@ def compare_with_memory_kept(count: int, rounds: int) -> list[harness.Row]:
     return compare_methods(methods(Methods(count)), rounds)
 
 
+def seconds_of(rounds: int, *arms: peers.Arm) -> list[Any]:
+    """Return the median elapsed and CPU seconds of an epoch of each arm; they take turns."""
+    times: dict[Any, list[tuple[float, float]]] = {arm: [] for arm in arms}
+    for _ in range(rounds):
+        for arm, measured in times.items():
+            start = time.perf_counter(), time.process_time()
+            for batch in arm():
+                batch.block_until_ready()
+            measured.append((time.perf_counter() - start[0], time.process_time() - start[1]))
+    return [np.median(np.array(each), axis=0) for each in times.values()]
+
+
+def crop_in_jax(images: Any, top: Any, left: Any, flip: Any) -> Any:
+    """Crop padded images, flip and normalize them, as users of JAX write it."""
+    sides = (PADDING, PADDING)
+    padded = jax.numpy.pad(images, ((0, 0), sides, sides, (0, 0)))
+
+    def one(image: Any, top: Any, left: Any, flip: Any) -> Any:
+        crop = jax.lax.dynamic_slice(image, (top, left, 0), (CIFAR_SIDE, CIFAR_SIDE, 3))
+        return jax.numpy.where(flip, crop[:, ::-1], crop)
+
+    return jax.vmap(one)(padded, top, left, flip) * peers.SCALE + peers.BIAS
+
+
+def small_images(rounds: int, count: int) -> list[str]:
+    """Return a table of images per second and per CPU second, compared with jitted JAX."""
+    side, count = CIFAR_SIDE, count // CIFAR_BATCH * CIFAR_BATCH
+    images = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
+    crop, flip = jk.image.RandomCrop(side, padding=PADDING), jk.image.RandomHorizontalFlip()
+    aug = jk.image.Compose([crop, flip, image_augment.NORMALIZE])
+    pipe = jk.from_source({"image": images}, CIFAR_BATCH, shuffle=True) >> aug
+    first = images[:CIFAR_BATCH]
+    params = image_augment.draw(aug, CIFAR_BATCH, (side, side))
+    expected = crop_in_jax(first, params[0]["top"], params[0]["left"], params[1]["flip"])
+    got = aug.apply(first, params)
+    harness.check_levels("32x32", got, expected, 0.01, scale=image_augment.LEVELS)
+
+    @jax.jit
+    def augment(key: Any, images: Any) -> Any:
+        corners, flips = jax.random.split(key)
+        top, left = jax.random.randint(corners, (2, CIFAR_BATCH), 0, 2 * PADDING + 1)
+        return crop_in_jax(images, top, left, jax.random.bernoulli(flips, 0.5, (CIFAR_BATCH,)))
+
+    def by_jax() -> Iterator[jax.Array]:
+        order = np.random.default_rng().permutation(count).reshape(-1, CIFAR_BATCH)
+        for k, records in enumerate(order):
+            yield augment(jax.random.key(k), np.take(images, records, axis=0))
+
+    def piped() -> Iterator[jax.Array]:
+        for batch in pipe:
+            yield batch["image"]
+
+    for arm in (piped, by_jax):
+        next(arm())  # compiles
+    rows = []
+    for unit, ours, theirs in zip(("", "CPU "), *seconds_of(rounds, piped, by_jax), strict=True):
+        ratio = theirs / ours
+        rates = (f"{count / seconds:,.0f}" for seconds in (theirs, ours))
+        verdict = harness.at_least(ratio, CIFAR_BAR)
+        rows.append([f"images a {unit}second", *rates, f"{ratio:.2f}", f"{CIFAR_BAR:g}", verdict])
+    header = " | np.take and jitted JAX | pipeline | ratio | bar | "
+    return harness.table(header, "lrrrrl", rows)
+
+
 def small_rows(rounds: int) -> list[str]:
     """Return a table of the time and the CPU time per small batch, with NumPy's as the limit.
 
@@ -217,15 +285,9 @@ def small_rows(rounds: int) -> list[str]:
             yield from taken(array, order)
 
         check_epoch(f"rows of {size} bytes", piped(), map(np.asarray, taken()), 0)
-        times: dict[Any, list[tuple[float, float]]] = {piped: [], taken: [], shuffled: []}
-        for _ in range(3 * rounds):
-            for arm, measured in times.items():
-                start = time.perf_counter(), time.process_time()
-                for batch in arm():
-                    batch.block_until_ready()
-                measured.append((time.perf_counter() - start[0], time.process_time() - start[1]))
         medians = [
-            np.median(np.array(each), axis=0) / SMALL_BATCHES * 1e6 for each in times.values()
+            seconds / SMALL_BATCHES * 1e6
+            for seconds in seconds_of(3 * rounds, piped, taken, shuffled)
         ]
         cells = [f"{wall:.0f} ({cpu:.0f})" for wall, cpu in medians]
         for arm in (2, 1):
@@ -236,7 +298,14 @@ def small_rows(rounds: int) -> list[str]:
 
 
 def main() -> None:
-    bench = harness.Benchmark(__doc__, rounds=(7, 3))
+    small = {"action": "store_true", "help": "only small rows and images"}
+    bench = harness.Benchmark(__doc__, {"--small": small}, rounds=(7, 3))
+    title = f"## Crop, flip and normalize of 32x32 images, batches of {CIFAR_BATCH}"
+    cifar = small_images(bench.rounds, CIFAR // 10 if bench.quick else CIFAR)
+    lines = ["## Small rows", "", *small_rows(bench.rounds), "", title, "", *cifar]
+    if bench.options.small:
+        bench.write(lines, note="Medians of epochs in turns.", name="small-batches")
+        return
     count = 2560 if bench.quick else COUNT
     m = Methods(count)
     tables = {
@@ -245,13 +314,11 @@ def main() -> None:
             "ring_batches", "compare_with_memory_kept", count, bench.rounds
         ),
     }
-    lines = []
     for title, rows in tables.items():
         table = harness.rates(rows, count) if rows else ["Not possible here."]
-        lines += [f"## {title}", "", *table, ""]
-    lines += ["## Small rows", "", *small_rows(bench.rounds), ""]
+        lines += ["", f"## {title}", "", *table]
     rate = count * BYTES / tables["As a program starts"][0].samples["assembly"].median / 1e9
-    lines.append(f"Raw batches: {rate:.1f} GB/s of images read, and as many written.")
+    lines += ["", f"Raw batches: {rate:.1f} GB/s of images read, and as many written."]
     rows = {title: [row.samples for row in rows] for title, rows in tables.items()}
     bench.write(lines, peers.PACKAGES, "Random order. Medians of interleaved epochs.", rows=rows)
 

@@ -6,6 +6,8 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
+import jupytext
+
 project = "jaxkern"
 author = "the jaxkern authors"
 copyright = f"2026, {author}"
@@ -125,6 +127,23 @@ def write_settings(_) -> None:
     (Path(__file__).parent / "reference" / "fit-settings.yaml").write_text(template)
 
 
+def write_notebook(app, page: str, source: list[str]) -> None:
+    """Write a tutorial as a notebook, and link to it from the page."""
+    if not page.startswith("tutorials/"):
+        return
+    text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", source[0])  # links lead to other pages
+    flags = re.DOTALL | re.MULTILINE
+    text = re.sub(r"^```\{image\}.*?^```\n", "", text, flags=flags)
+    text = re.sub(r"^```\{\w+\} [./]*(\S+)\n.*?^```", r"See `\1`.", text, flags=flags)
+    notebook = jupytext.reads(text.replace("```sh\n", "```text\n"), "md")
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    path = Path(app.srcdir, f"{page}.ipynb")
+    jupytext.write(notebook, path)
+    title, rest = source[0].split("\n", 1)
+    source[0] = f"{title}\n\n{{download}}`Download as a notebook <{path.name}>`\n{rest}"
+
+
 def setup(app) -> None:
     app.connect("builder-inited", write_api)
     app.connect("builder-inited", write_settings)
+    app.connect("source-read", write_notebook)

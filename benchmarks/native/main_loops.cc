@@ -139,7 +139,8 @@ Case program(Pixels dtype, Code code, std::vector<float> values, int32_t interpo
 }
 
 Case multitau(correlators::Dtype dtype, uint8_t most) {
-  constexpr int64_t kFrames = 128, kPixels = 1024;
+  // After the first blocks, whose work on the beginnings of levels is small in a long run.
+  constexpr int64_t kFrames = correlators::kBlock, kPixels = 512, kSeen = 16 * kFrames;
   const auto in = random_memory(kFrames * kPixels * 8);
   for (size_t i = 0; i < kFrames * kPixels * 8; ++i) in.get()[i] &= static_cast<char>(most);
   if (dtype != correlators::Dtype::kU8) {
@@ -150,7 +151,7 @@ Case multitau(correlators::Dtype dtype, uint8_t most) {
       if (dtype == correlators::Dtype::kF32) std::memcpy(in.get() + 4 * i, &real, 4);
     }
   }
-  const auto delays = correlators::Delays::of(kFrames, 8);
+  const auto delays = correlators::Delays::of(kSeen + kFrames, 4);
   const bool real = correlators::is_real(dtype);
   auto state = std::make_shared<correlators::MultiTauState>();
   auto memory = std::make_shared<std::vector<std::shared_ptr<char>>>();
@@ -167,7 +168,7 @@ Case multitau(correlators::Dtype dtype, uint8_t most) {
             rows.data = in.get();
             rows.stride = kPixels * correlators::dtype_bytes(dtype);
             rows.dtype = dtype;
-            correlators::update_strips(rows, kPixels, kFrames, 0, delays, {}, *state, 0,
+            correlators::update_strips(rows, kPixels, kFrames, kSeen, delays, {}, *state, 0,
                                        kPixels / correlators::kStrip);
           }};
 }

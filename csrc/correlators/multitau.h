@@ -36,7 +36,7 @@ constexpr uint64_t kMostCounts = 0xffffffff;
 
 constexpr int32_t kMostDelays = 64;  // per level
 constexpr int32_t kStrip = 32;       // pixels that are processed together
-constexpr int64_t kBlock = 128;      // sums of level 0 in a block of frames
+constexpr int64_t kBlock = 256;      // sums of level 0 in a block of frames
 constexpr int32_t kMostLevels = 40;
 
 // The list of delays: level 0 has t = 1 .. 2 dpl, level L >= 1 has dpl + 1 .. 2 dpl, in units of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,6 +88,16 @@ def print_error(error: BaseException, notes: Sequence[str] = ()) -> int:
     """Print an error and return its exit code: 1 for a failing disk, 2 for invalid input."""
     print("\n".join([f"error: {error}", *notes]), file=sys.stderr)
     return 1 if isinstance(error, OSError) and error.errno in _DISK_ERRORS else 2
+
+
+def check_new(path: Path, force: bool, inputs: Iterable[Path | None] = ()) -> Path:
+    """Return the path of a file to write, unless it is an input or exists without --force."""
+    if path.exists():
+        if any(file is not None and file.exists() and file.samefile(path) for file in inputs):
+            raise ValueError(f"--output {path} is one of the files that are read")
+        if not force:
+            raise FileExistsError(f"{path} exists already; --force replaces it")
+    return path
 
 
 def check_plot(plot: Path | None) -> None:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxkern.cli.output import INTERRUPTED, PATH, combine, flag, json_option, option, print_json
+from jaxkern.cli.output import (
+    INTERRUPTED,
+    PATH,
+    check_new,
+    combine,
+    flag,
+    json_option,
+    option,
+    print_json,
+)
 from jaxkern.cli.xpcs_average import average
 from jaxkern.cli.xpcs_command import XpcsCommand, command_options, print_warnings, report, written
 from jaxkern.cli.xpcs_correlate import correlate
@@ -72,13 +81,9 @@ def config(path: Path, as_json: bool, force: bool) -> int:
     """Write a template of the settings with comments."""
     from jaxkern.xpcs.analysis.settings import template
 
-    if path.exists() and not force:
-        raise FileExistsError(f"{path} exists already; --force replaces it")
-    path.write_text(template(), encoding="utf-8")
-    if as_json:
-        print_json({"files": [path]})
-    else:
-        print(f"wrote {path}")
+    check_new(path, force).write_text(template(), encoding="utf-8")
+    options = SimpleNamespace(as_json=as_json, quiet=False)
+    report(options, {"files": [path]}, written([path]))
     return 0
 
 
@@ -97,8 +102,7 @@ def import_config(**values: Any) -> int:
     from jaxkern.xpcs.analysis.settings import parse_yaml, template
 
     options = SimpleNamespace(**values)
-    if options.new.exists() and not options.force:
-        raise FileExistsError(f"{options.new} exists already; --force replaces it")
+    check_new(options.new, options.force)
     config, keys = import_settings(parse_yaml(options.old.read_bytes(), str(options.old)))
     wide = max(len(key.key) for key in keys)
     lines = [f"{key.key:<{wide}}  {key.outcome:<10}  {key.text}" for key in keys]

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from jaxkern.cli.output import PATH, combine, flag, option
+from jaxkern.cli.output import PATH, check_new, combine, flag, option
 from jaxkern.cli.xpcs_command import XpcsCommand, command_options, report, written
 
 
@@ -29,11 +29,7 @@ def average(results: tuple[Path, ...], **values: Any) -> int:
     from jaxkern.xpcs.files.results_writer import write_results
 
     options = SimpleNamespace(**values)
-    output = options.output
-    if output.exists() and any(file.exists() and file.samefile(output) for file in results):
-        raise ValueError(f"--output {output} is one of the files that are read")
-    if output.exists() and not options.force:
-        raise FileExistsError(f"{output} exists already; --force replaces it")
+    output = check_new(options.output, options.force, results)
     averaged = average_results(results, reject=not options.keep_outliers)
     write_results(output, averaged.result, metadata=averaged.metadata)
     rejected = {str(file): reason for file, reason in averaged.rejected.items()}

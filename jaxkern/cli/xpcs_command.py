@@ -12,7 +12,17 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-from jaxkern.cli.output import PATH, Command, choice, combine, flag, json_option, option, print_json
+from jaxkern.cli.output import (
+    PATH,
+    Command,
+    check_new,
+    choice,
+    combine,
+    flag,
+    json_option,
+    option,
+    print_json,
+)
 
 NO_FRAME_TIME = (
     "note: the time between frames is unknown, so delays are in frames; a fit needs --frame-time"
@@ -104,11 +114,7 @@ def check_output(options: SimpleNamespace, *inputs: Path | None) -> None:
         from jaxkern.xpcs.analysis.correlate import read_metadata
 
         read_metadata(options.metadata)
-    if output.exists():
-        if any(path is not None and path.exists() and path.samefile(output) for path in inputs):
-            raise ValueError(f"--output {output} is one of the files that are read")
-        if not options.force:
-            raise FileExistsError(f"{output} exists already; --force replaces it")
+    check_new(output, options.force, inputs)
 
 
 def print_warnings(messages: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from jaxkern.cli.output import PATH, choice, combine, flag, option
+from jaxkern.cli.output import PATH, check_new, choice, combine, flag, option
 from jaxkern.cli.xpcs_command import XpcsCommand, command_options, print_warnings, report, written
 
 MODELS = "exponential|stretched|double|shear-gaussian|shear-sinc"
@@ -43,8 +43,7 @@ def fit_g2(**values: Any) -> int:
         raise NotADirectoryError(f"--plots: expected a folder, got the file {plots}")
     drawn = [] if plots is None else [plots / "g2-fit.png", plots / "tau-q.png"]
     for path in (*([] if output is None else [output]), *drawn):
-        if path.exists() and not options.force:
-            raise FileExistsError(f"{path} exists already; --force replaces it")
+        check_new(path, options.force)
     bounds = _bounds(options.bounds)
     result = read_summary(options.results)[0]
     if result is None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 
-from jaxkern.cli.output import PATH, choice, combine, flag, option, print_json
-from jaxkern.cli.xpcs_command import XpcsCommand, command_options
+from jaxkern.cli.output import PATH, check_new, choice, combine, flag, option
+from jaxkern.cli.xpcs_command import XpcsCommand, command_options, written
+from jaxkern.cli.xpcs_command import report as print_report
 from jaxkern.cli.xpcs_fit_g2 import MODELS
 
-_page_options = combine(
-    flag("--force", "Replace an existing page."),
-    command_options,
-)
+_page_options = combine(flag("--force", "Replace an existing page."), command_options)
 
 
 @click.command(cls=XpcsCommand)
@@ -36,7 +35,7 @@ def inspect(path: Path, output: Path | None, force: bool, **values: Any) -> int:
     from jaxkern.xpcs.analysis.inspect import inspect_frames, inspect_matrices
     from jaxkern.xpcs.detectors.qmap import QMap, masked_map
 
-    page = _page(output or Path(f"{path.stem}-inspect.html"), force)
+    page = check_new(output or Path(f"{path.stem}-inspect.html"), force)
     progress = not values["quiet"]
     if values["dataset"] is None and holds_matrices(path):
         inspect_matrices(path, page, progress=progress)
@@ -48,7 +47,8 @@ def inspect(path: Path, output: Path | None, force: bool, **values: Any) -> int:
             path, page, qmap, frame_shape=frame_shape(values["frame_shape"]),
             dataset=values["dataset"], frame_time=values["frame_time"], progress=progress,
         )  # fmt: skip
-    return _written(page, values)
+    print_report(SimpleNamespace(**values), {"files": [page]}, written([page]))
+    return 0
 
 
 @click.command(cls=XpcsCommand)
@@ -64,25 +64,12 @@ def report(path: Path, output: Path | None, force: bool, **values: Any) -> int:
     from jaxkern.xpcs.analysis.report import report_correlations, report_fit
 
     if path.is_dir():
-        page = _page(output or path / "report.html", force)
+        page = check_new(output or path / "report.html", force)
         report_fit(path, page)
     else:
-        page = _page(output or Path(f"{path.stem}-report.html"), force)
+        page = check_new(output or Path(f"{path.stem}-report.html"), force)
         report_correlations(path, page, values["model"], values["frame_time"])
-    return _written(page, values)
-
-
-def _page(path: Path, force: bool) -> Path:
-    if path.exists() and not force:
-        raise FileExistsError(f"{path} exists already; --force replaces it")
-    return path
-
-
-def _written(page: Path, values: dict[str, Any]) -> int:
-    if values["as_json"]:
-        print_json({"files": [page]})
-    elif not values["quiet"]:
-        print(f"wrote {page}")
+    print_report(SimpleNamespace(**values), {"files": [page]}, written([page]))
     return 0
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jaxkern.cli.output import PATH, combine, flag, option
+from jaxkern.cli.output import PATH, check_new, combine, flag, option
 from jaxkern.cli.xpcs_command import (
     XpcsCommand,
     check_output,
@@ -124,10 +124,7 @@ def _outputs(options: SimpleNamespace) -> list[Path]:
             f"{2 * step}, got {options.rotate}"
         )
     paths = [_part(options.output, k) for k in range(options.most_frames // options.rotate + 1)]
-    existing = [path for path in paths if path.exists()]
-    if existing and not options.force:
-        raise FileExistsError(f"{existing[0]} exists already; --force replaces it")
-    return paths
+    return [check_new(path, options.force) for path in paths]
 
 
 def _part(path: Path, number: int) -> Path:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Self
+from collections.abc import Iterator, Sequence
+from typing import Any, Self, TypeVar
+
+_Item = TypeVar("_Item")
 
 
 class ProgressBar:
@@ -41,3 +44,11 @@ class ProgressBar:
         """Update the count, the total and the text; None and "" keep the current value."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, description=text or None)
+
+
+def track(items: Sequence[_Item], text: str, unit: str) -> Iterator[_Item]:
+    """Yield the items, and show the number of those that are done."""
+    with ProgressBar(True, text, unit) as bar:
+        for done, item in enumerate(items, 1):
+            yield item
+            bar.update(done, len(items))

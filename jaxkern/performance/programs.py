@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkern.execution.operator import name_of
+
 _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, bool, int, float, complex)
 
 
@@ -67,12 +69,6 @@ def compile_program(fn: Callable[..., Any], *args: Any) -> CompiledProgram:
         lowered = traced.lower()
         compiled = lowered.compile()
     return CompiledProgram(jitted, traced, lowered, compiled)
-
-
-def name_of(fn: Any) -> str:
-    """Return the name of a function, of the function of a partial, or of an object's type."""
-    inner = getattr(fn, "func", fn)
-    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def program_devices(compiled: Any) -> list[jax.Device]:

@@ -22,8 +22,9 @@ from jaxkern.core.ceilings import Ceilings
 from jaxkern.core.ceilings import ceilings as measure_ceilings
 from jaxkern.core.quantities import format_duration, format_quantity
 from jaxkern.core.timing import call_seconds
+from jaxkern.execution.operator import name_of
 from jaxkern.performance.program_cost import OpUse, op_uses, program_cost, without_unused_calls
-from jaxkern.performance.programs import compile_program, name_of
+from jaxkern.performance.programs import compile_program
 
 _CALLS, _SECONDS = 5, 0.2
 Bottleneck = Literal["compute", "memory"]

@@ -343,9 +343,8 @@ class PipelinePlan:
                     self.derivations[vertex] = salt
                 draws[node.stream_name] += 1
         self.layouts = self._all_layouts()
-        # The last vertex whose batches depend on all earlier ones, or None:
-        lasts = [self.layouts[v].last_sequential for v in self.inputs]
-        self.last_sequential = next((last for last in lasts if last is not None), None)
+        #: the last vertex whose batches depend on all earlier ones, or None
+        self.last_sequential = self.layout.last_sequential
         sources = (vertex.node for vertex in self.vertices if isinstance(vertex.node, SourceNode))
         #: True if a source has a field "valid" for records that it cannot read
         self.masks = any(node.source.on_bad_record == "mask" for node in sources)

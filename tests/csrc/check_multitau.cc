@@ -46,11 +46,11 @@ struct Case {
     dtype = static_cast<Dtype>(draw(0, 5));
     samples = draw(1, 3);
     pixels = draw(1, 70);
-    frames = draw(0, 300);
-    delays = Delays::of(draw(1, 300), static_cast<int32_t>(draw(1, 9)));
+    frames = draw(0, 600);
+    delays = Delays::of(draw(1, 600), static_cast<int32_t>(draw(1, 9)));
     const double largest[] = {255, 65535, 1e7, 1e7, 800, 800};
-    const int64_t most =
-        draw(0, 2) == 0 ? 3 : static_cast<int64_t>(largest[static_cast<int>(dtype)]);
+    const int64_t most = draw(0, 1) == 0 ? int64_t{1} << draw(0, 7)
+                                         : static_cast<int64_t>(largest[static_cast<int>(dtype)]);
     const double scale = is_real(dtype) ? 0.125 : 1;
     for (int64_t i = 0; i < samples * frames * pixels; ++i) {
       counts.push_back(static_cast<double>(draw(0, most)) * scale);

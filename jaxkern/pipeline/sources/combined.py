@@ -13,11 +13,7 @@ import numpy as np
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.as_source import as_source
-from jaxkern.pipeline.sources.source import (
-    ArraySource,
-    BatchSource,
-    EncodedImages,
-)
+from jaxkern.pipeline.sources.source import ArraySource, BatchSource, EncodedImages
 from jaxkern.ring import RowParts
 
 
@@ -133,7 +129,8 @@ class JoinedSource(CombinedSource):
     @functools.cached_property
     def _arrays(self) -> ArraySource | None:
         """The concatenation of sources of arrays that are not repeated."""
-        parts = [source.arrays for source in self.sources if isinstance(source, ArraySource)]
+        each = (s.row_arrays() for s in self.sources if isinstance(s, ArraySource))
+        parts = [arrays for arrays in each if arrays is not None]
         if len(parts) < len(self.sources) or sum(map(len, self.sources)) != len(self):
             return None
         self._fields.check(range(len(parts)), [row.fields_of(dict(arrays)) for arrays in parts])

@@ -15,6 +15,7 @@ from jaxkern.core.arrays import check_mapped, map_npy
 from jaxkern.core.failures import note
 from jaxkern.pipeline.rows import Data, canonical, canonical_dtype, row_of
 from jaxkern.ring import RowParts
+from jaxkern.ring.rows import check_records, common_length, is_numeric
 
 #: maximum size in bytes of the arrays that `join_arrays` concatenates
 CONCATENATED_BYTES = 2**28
@@ -183,7 +184,8 @@ class ArraySource(BatchSource):
         }
 
     def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
-        return self.arrays
+        arrays = {name: a for name, a in self.arrays.items() if not isinstance(a, RowReader)}
+        return arrays if len(arrays) == len(self.arrays) else None
 
     def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
         check_records(records, len(self))
@@ -191,7 +193,7 @@ class ArraySource(BatchSource):
         for name, array in self.arrays.items():
             fits = out is not None and out[name].dtype == array.dtype
             target = out[name] if out is not None and fits else None
-            if isinstance(array, RowParts):
+            if not isinstance(array, np.ndarray):
                 rows = array.take(records, target)
             else:
                 check_mapped(f"field {name!r}", array)
@@ -203,6 +205,24 @@ class ArraySource(BatchSource):
                     rows, target = array[records], None
             data[name] = rows if target is not None else store_rows(rows, name, out)
         return data
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowReader:
+    """A field of an `ArraySource` of which ``read(rows, out)`` reads rows int64 [N] into `out`."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[np.ndarray, np.ndarray], None]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def take(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Read rows into `out` [N, ...], a new array by default, and return it."""
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype) if out is None else out
+        self.read(rows, out)
+        return out
 
 
 def join_arrays(arrays: Sequence[np.ndarray]) -> np.ndarray | RowParts:
@@ -234,21 +254,8 @@ def locate(ends: Any, record: int) -> tuple[int, int]:
     return part, int(record - (ends[part - 1] if part else 0))
 
 
-def common_length(lengths: Mapping[str, int]) -> int:
-    """Return the length of all fields; raise ValueError if lengths differ."""
-    if len(set(lengths.values())) != 1:
-        raise ValueError(f"the fields have different numbers of records: {dict(lengths)}")
-    return next(iter(lengths.values()))
-
-
-def check_records(records: np.ndarray, count: int) -> None:
-    """Raise IndexError for records outside [0, count)."""
-    if records.size and not (records.min() >= 0 and records.max() < count):
-        raise IndexError(f"records {records.min()} to {records.max()} are out of range for {count}")
-
-
-def _array(name: str, value: Any) -> np.ndarray | RowParts:
-    if isinstance(value, RowParts):
+def _array(name: str, value: Any) -> np.ndarray | RowParts | RowReader:
+    if isinstance(value, RowParts | RowReader):
         return value
     what = f"field {name!r}"
     if isinstance(value, str | os.PathLike):
@@ -263,8 +270,7 @@ def _array(name: str, value: Any) -> np.ndarray | RowParts:
 def check_numeric(array: np.ndarray, what: str) -> None:
     """Raise TypeError if an array cannot be transferred to a device."""
     dtype = array.dtype
-    # JAX's dtypes, such as bfloat16, have NumPy's kind of void, but are registered: isbuiltin is 2.
-    if dtype.kind in "OSUMm" or (dtype.kind == "V" and dtype.isbuiltin != 2):
+    if not is_numeric(dtype):
         raise TypeError(
             f"{what} has dtype {dtype}; expected numbers or bools: use jaxkern.pipeline.Encoded "
             "for encoded images, EncodedRecords for records with them; decode other values first"

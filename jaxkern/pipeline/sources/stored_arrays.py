@@ -14,19 +14,13 @@ from jaxkern.core.caches import LruCache
 from jaxkern.core.failures import note
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.files import import_extra
-from jaxkern.pipeline.sources.source import (
-    ArraySource,
-    BatchSource,
-    check_numeric,
-    check_records,
-    common_length,
-    store_rows,
-)
+from jaxkern.pipeline.sources.source import ArraySource, BatchSource, RowReader, check_numeric
 from jaxkern.ring import map_hdf5
+from jaxkern.ring.rows import check_records
 from jaxkern.tokens import Documents, padded_rows
 
 
-class HDF5Source(BatchSource):
+class HDF5Source(ArraySource):
     """Source of records along the leading axis of HDF5 data sets.
 
     Uncompressed contiguous data sets are mapped into memory and read without HDF5. Other data sets
@@ -49,14 +43,12 @@ class HDF5Source(BatchSource):
       [3, 4]
     """
 
-    fresh = True
-
     def __init__(self, fields: Mapping[str, Any], path: str | os.PathLike[str] | None = None):
         import h5py
 
         self._file = None if path is None else h5py.File(path, "r")
-        mapped: dict[str, Any] = {}
-        self._chunked: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        arrays: dict[str, Any] = {}
         for name, dataset in fields.items():
             if isinstance(dataset, str):
                 if self._file is None:
@@ -64,37 +56,23 @@ class HDF5Source(BatchSource):
                 if dataset not in self._file:
                     raise KeyError(f"{path} has {sorted(self._file)}, but not {dataset!r}")
                 dataset = self._file[dataset]
-            if not isinstance(dataset, h5py.Dataset):
-                mapped[name] = dataset
-                continue
-            check_numeric(np.empty(0, dataset.dtype), f"field {name!r}")
-            try:
-                mapped[name] = map_hdf5(dataset)
-            except ValueError:  # it is not stored contiguously
-                self._chunked[name] = dataset
-        self._mapped = ArraySource(mapped) if mapped else None
-        arrays = {} if self._mapped is None else self._mapped.arrays
-        stored: dict[str, Any] = {**self._chunked, **arrays}
-        self._names = self._fields = {name: stored[name] for name in fields}
-        self._length = common_length({k: field.shape[0] for k, field in self._fields.items()})
-        self._lock = threading.Lock()
+            arrays[name] = dataset
+            if isinstance(dataset, h5py.Dataset):
+                check_numeric(np.empty(0, dataset.dtype), f"field {name!r}")
+                try:
+                    arrays[name] = map_hdf5(dataset)
+                except ValueError:  # it is not stored contiguously
+                    read = functools.partial(self._read, dataset)
+                    arrays[name] = RowReader(dataset.shape, dataset.dtype, read)
+        super().__init__(arrays)
 
-    def row_arrays(self) -> Mapping[str, np.ndarray] | None:
-        return None if self._chunked else self._fields
-
-    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        data = {} if self._mapped is None else self._mapped.gather(records, out)
-        order = np.argsort(records, kind="stable")
-        for name, dataset in self._chunked.items():
-            rows = np.empty((len(records), *dataset.shape[1:]), dataset.dtype)
-            with self._lock:  # with only h5py's own lock, threads would alternate at every record
-                for row in order.tolist():
-                    rows[row] = dataset[int(records[row])]
-            data[name] = store_rows(rows, name, out)
-        return {name: data[name] for name in self._fields}
+    def _read(self, dataset: Any, records: np.ndarray, out: np.ndarray) -> None:
+        with self._lock:  # with only h5py's own lock, threads would alternate at every record
+            for row in np.argsort(records, kind="stable").tolist():
+                out[row] = dataset[int(records[row])]
 
 
-class ZarrSource(BatchSource):
+class ZarrSource(ArraySource):
     """Source of records along the leading axis of the arrays of a Zarr group, or of one array.
 
     A batch reads each chunk once, and the most recently used chunks are cached. With a full shuffle
@@ -118,8 +96,6 @@ class ZarrSource(BatchSource):
       [2, 3]
     """
 
-    fresh = True
-
     def __init__(
         self, group: Any, fields: Sequence[str] | None = None, cache_bytes: int = 2**28
     ) -> None:
@@ -137,40 +113,34 @@ class ZarrSource(BatchSource):
         for name in fields or ():
             if name not in arrays:
                 raise KeyError(f"{self._where} has no array {name!r}; it has {sorted(arrays)}")
-        self._names = self._arrays = {name: arrays[name] for name in fields or sorted(arrays)}
-        if not self._arrays:
+        arrays = {name: arrays[name] for name in fields or sorted(arrays)}
+        if not arrays:
             raise ValueError(f"{self._where} has no arrays")
-        for name, array in self._arrays.items():
+        for name, array in arrays.items():
             if array.ndim == 0:
                 raise ValueError(f"array {name!r} of {self._where} is a scalar")
             check_numeric(np.empty(0, array.dtype), f"array {name!r} of {self._where}")
-        self._length = common_length({k: array.shape[0] for k, array in self._arrays.items()})
         self._cache = LruCache[np.ndarray](cache_bytes, lambda chunk: chunk.nbytes)
+        read = {name: functools.partial(self._read, name, array) for name, array in arrays.items()}
+        super().__init__({k: RowReader(a.shape, a.dtype, read[k]) for k, a in arrays.items()})
 
-    def gather(self, records: np.ndarray, out: Data | None = None) -> Data:
-        check_records(records, len(self))
-        data: Data = {}
-        for name, array in self._arrays.items():
-            rows = np.empty((len(records), *array.shape[1:]), array.dtype)
-            length = array.chunks[0]
-            chunks = records // length
-            for chunk in np.unique(chunks).tolist():
-                selected = chunks == chunk
-                rows[selected] = self._chunk(name, chunk)[records[selected] - chunk * length]
-            data[name] = store_rows(rows, name, out)
-        return data
+    def _read(self, name: str, array: Any, records: np.ndarray, out: np.ndarray) -> None:
+        length = array.chunks[0]
+        chunks = records // length
+        for chunk in np.unique(chunks).tolist():
+            selected = chunks == chunk
+            values = self._chunk(name, array, chunk * length, length)
+            out[selected] = values[records[selected] - chunk * length]
 
-    def _chunk(self, name: str, chunk: int) -> np.ndarray:
-        if (cached := self._cache.get((name, chunk))) is not None:
+    def _chunk(self, name: str, array: Any, first: int, length: int) -> np.ndarray:
+        if (cached := self._cache.get((name, first))) is not None:
             return cached
-        length = self._arrays[name].chunks[0]
-        first = chunk * length
         try:
-            values = np.asarray(self._arrays[name][first : first + length])
+            values = np.asarray(array[first : first + length])
         except Exception as error:
             note(error, "while reading records from {} of {!r} in {}", first, name, self._where)
             raise
-        self._cache.put((name, chunk), values)
+        self._cache.put((name, first), values)
         return values
 
 

@@ -29,6 +29,7 @@ from jaxkern.xpcs.files.aps import ApsFile
 from jaxkern.xpcs.files.prepare import frame_window
 from jaxkern.xpcs.files.provenance import file_stamp
 from jaxkern.xpcs.fitting.fit import fit
+from jaxkern.xpcs.fitting.options import StreamingOptions
 from jaxkern.xpcs.fitting.result import FitResult, load_result, save_result
 from jaxkern.xpcs.model.models import Geometry, Model
 
@@ -144,19 +145,24 @@ class ManyFits(Table):
         """
         from matplotlib.figure import Figure
 
-        rows = self.table
-        varying = [name for name in self._labels() if len({row.get(name) for row in rows}) > 1]
-        numeric = [n for n in varying if all(isinstance(r[n], int | float) for r in rows)]
+        labels = self._labels()
+        # A file that cannot be read has no labels.
+        used = [k for k, outcome in enumerate(self.outcomes) if {*labels} <= {*outcome.labels}]
+        rows = [self.table[k] for k in used]
+        varying = [name for name in labels if len({row[name] for row in rows}) > 1]
+        numbers = (int, float, np.integer, np.floating)
+        numeric = [n for n in varying if all(isinstance(r[n], numbers) for r in rows)]
         if against is not None and against not in numeric:
             raise ValueError(
                 f"against: expected a label of different numbers, {', '.join(numeric) or 'none'}, "
                 f"got {against!r}"
             )
         axis = against or next(iter(numeric), None)
-        x = np.arange(1, len(rows) + 1) if axis is None else np.array([r[axis] for r in rows])
+        x = np.array(used) + 1 if axis is None else np.array([r[axis] for r in rows])
         others = [name for name in numeric if name != axis]
         keys = [tuple(row[name] for name in others) for row in rows]
-        params, errors, good = self.params, self.errors, self.success
+        params, errors = ({n: v[used] for n, v in c.items()} for c in (self.params, self.errors))
+        good = self.success[used]
         names = [name for name in params if not name.startswith(_SCALES)] or list(params)
         columns = min(3, max(len(names), 1))
         lines = max(-(-len(names) // columns), 1)
@@ -221,8 +227,8 @@ def fit_many(
       labels: name -> values of the data sets for the table and for plots, such as the age in s. By
         default "q" of the geometries.
       output: folder with a folder of results for each data set, by which the same call resumes: a
-        data set with results of the same data, model and arguments is skipped. The functions of
-        custom models are not compared. None to save nothing.
+        data set with results of the same data, model and arguments is skipped. Open files are
+        fitted again; the functions of custom models are not compared. None to save nothing.
       engine, scheduler, workers: see `correlate_files`.
       retries: how many times a data set that raised an error is retried.
       force: fit data sets again whose results exist.
@@ -445,7 +451,10 @@ def run_fit(task: FitTask, common: tuple[dict[str, Any], bool]) -> Row:
 
 
 def _fit_twice(task: FitTask, options: dict[str, Any]) -> tuple[FitResult, bool, Geometry]:
-    """Fit, and again with a wide search without success; the better result, and if it was so."""
+    """Fit, and again with a wide search without success; the better result, and if it was so.
+
+    Data sets and searches have separate checkpoints, which may be used at the same time.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", ".* are excluded", RuntimeWarning)  # the result has it
@@ -455,7 +464,11 @@ def _fit_twice(task: FitTask, options: dict[str, Any]) -> tuple[FitResult, bool,
             geometry, search = measurement.model.geometry, config.optimization.search
 
             def attempt(search: Any) -> FitResult:
-                how = dataclasses.replace(config.optimization, search=search)
+                streaming = config.optimization.streaming
+                parent = streaming.checkpoint_dir or (task.folder or Path()) / "checkpoints"
+                own = str(Path(parent) / f"{task.name}-{search}")
+                streaming = dataclasses.replace(streaming, checkpoint_dir=own)
+                how = dataclasses.replace(config.optimization, search=search, streaming=streaming)
                 chosen = dataclasses.replace(config, optimization=how)
                 return fit_measurement(chosen, measurement, task.folder or ".", progress=False)
         else:
@@ -463,7 +476,11 @@ def _fit_twice(task: FitTask, options: dict[str, Any]) -> tuple[FitResult, bool,
             geometry, search = model.geometry, options.get("search", "auto")
 
             def attempt(search: Any) -> FitResult:
-                return fit(model, data, **{**options, "search": search, "progress": False})
+                streaming = options.get("streaming") or StreamingOptions()
+                own = Path(streaming.checkpoint_dir) / f"{task.name}-{search}"
+                streaming = dataclasses.replace(streaming, checkpoint_dir=own)
+                changed = {"search": search, "streaming": streaming, "progress": False}
+                return fit(model, data, **{**options, **changed})
 
         result = attempt(search)
         repeated = not result.success and search != "wide"
@@ -511,7 +528,7 @@ def _finished(task: FitTask) -> Row | None:
 
 
 def _stamp(data: Any) -> Any:
-    """Return the stamp of a file, or the digest of numbers."""
+    """Return the stamp of a file, or the digest of numbers; other data differ in every call."""
     return file_stamp(Path(data)) if isinstance(data, str | os.PathLike) else _digest(data)
 
 
@@ -525,10 +542,10 @@ def _digest(value: Any) -> str:
     if hasattr(value, "__array__"):
         array = np.ascontiguousarray(value)
         code.update(f"{array.shape} {array.dtype}".encode())
-        code.update(array.data.cast("B"))
+        code.update(array.reshape(-1).view(np.uint8).data)
     else:
         try:
             code.update(pickle.dumps(value))
         except Exception:  # pickle's errors have no common class
-            code.update(repr(value).encode())
+            code.update(os.urandom(16))  # such as an open file: never equal
     return code.hexdigest()

@@ -28,6 +28,9 @@ _SECTIONS = {
     "analyzer_parameters.temporal.": "analyzer_parameters.",
     f"{_OLD}.angle_filtering.": "phi_filtering.",
 }
+# The scaling of their modes: "constant" is fixed at estimates, and "averaged" fits one pair.
+_SCALINGS = {name: name for name in ("auto", "individual", "fourier")}
+_SCALINGS |= {"averaged": "constant", "constant": "fixed"}
 # Keys whose value is copied to a setting; null means the default in both.
 _COPIED = {
     "analyzer_parameters.end_frame": "analysis.frames.end",
@@ -45,6 +48,8 @@ _COPIED = {
     f"{_NLSQ}.loss": "optimization.loss",
     f"{_NLSQ}.f_scale": "optimization.f_scale",
     f"{_NLSQ}.multi_start.seed": "optimization.multistart.seed",
+    f"{_NLSQ}.anti_degeneracy.fourier_order": "fourier_order",
+    f"{_NLSQ}.fourier_order": "fourier_order",
     "optimization.streaming.enable_checkpoints": "optimization.streaming.enable_checkpoints",
     "optimization.streaming.checkpoint_dir": "optimization.streaming.checkpoint_dir",
     "optimization.streaming.checkpoint_frequency": "optimization.streaming.checkpoint_frequency",
@@ -80,7 +85,7 @@ _SEARCH = "optimization.search compares starts"
 _STREAM = "the fit chooses chunks by size and memory limit"
 _MCMC = "a setting of posterior sampling"
 _FILES = "fit writes JSON, npz and plots to --output-dir"
-_FOURIER = "a setting of a Fourier series of contrast and baseline"
+_FOURIER = "scaling: auto chooses no Fourier series"
 _SCALE = "contrast and baseline are fitted within initial_parameters.bounds"
 # Beginnings of keys without an equivalent, and why none is needed; the longest one counts.
 _UNUSED = {
@@ -440,10 +445,10 @@ def _optimization(state: _Import, model: str, is_old: bool) -> None:
     key = next((key for key in keys if key in state.leaves), keys[0])
     scaling = state.take(key, "scaling", "individual" if is_old else "auto")
     scaling = scaling if all(layers) else "individual"
-    if scaling in ("auto", "individual", "constant"):
-        state.set(key, "scaling", scaling)
+    if scaling in _SCALINGS:
+        state.set(key, "scaling", _SCALINGS[scaling])
     else:
-        state.add(key, "error", f"expected auto, individual or constant, got {scaling!r:.60}")
+        state.add(key, "error", f"expected one of {', '.join(_SCALINGS)}, got {scaling!r:.60}")
     if not is_old and f"{_NLSQ}.loss" not in state.leaves:
         state.set(f"{_NLSQ}.loss", "optimization.loss", "soft_l1")
     estimated = state.take(key := "noise_estimation.enabled", setting := "data_files.sigma")

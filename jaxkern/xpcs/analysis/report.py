@@ -18,7 +18,7 @@ from jaxkern.xpcs.analysis.settings import parse_config, template
 from jaxkern.xpcs.correlators.results import MultiTauResult
 from jaxkern.xpcs.files.provenance import read_provenance
 from jaxkern.xpcs.files.results_reader import read_results, read_summary
-from jaxkern.xpcs.fitting.result import load_result
+from jaxkern.xpcs.fitting.result import SCALES, load_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,17 +72,21 @@ def report_fit(folder: Path, output: Path) -> Path:
     page.heading("Residuals")
     shown = {view.phi: view.mean_square for view in views}
     sigma = summary["sigma"] or [None] * len(geometry["phi"])
-    columns = zip(geometry["phi"], arrays["contrast"], arrays["offset"], sigma, strict=True)
+    scales = (arrays[name].tolist() for name in SCALES)
     page.table(
         [
             {
                 "angle (deg)": phi,
-                "contrast": float(contrast),
-                "baseline": float(offset),
+                "contrast": contrast,
+                "its error": contrast_error,
+                "baseline": offset,
+                "error of baseline": offset_error,
                 "sigma": noise,
                 "mean square residual": shown.get(phi),
             }
-            for phi, contrast, offset, noise in columns
+            for phi, contrast, contrast_error, offset, offset_error, noise in zip(
+                geometry["phi"], *scales, sigma, strict=True
+            )
         ]
     )
     page.figure(figures["residuals"], _CAPTIONS["residuals"])

@@ -123,6 +123,7 @@ def fit_measurement(
         measurement.data,
         config.data_files.sigma,
         *(start.values, start.contrast, start.offset, config.scaling),
+        fourier_order=config.fourier_order,
         bounds=start.bounds or None,
         hold=start.hold,
         keep=measurement.keep,

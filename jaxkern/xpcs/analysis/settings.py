@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 Ranges = tuple[tuple[float, float], ...]
 Strategies = Literal["auto", "memory", "stream", "STANDARD", "LARGE", "CHUNKED", "STREAMING"]
 Losses = Literal["linear", "soft_l1", "huber", "cauchy", "arctan"]
-Scalings = Literal["auto", "individual", "constant", "fixed"]
+Scalings = Literal["auto", "individual", "constant", "fixed", "fourier"]
 
 
 def _key(about: str, default: Any = None) -> Any:
@@ -156,6 +156,7 @@ class Config:
     analysis: Analysis = _key("the model, and the part of the data to fit", Analysis)
     initial_parameters: InitialParameters = _key("", InitialParameters)
     scaling: Scalings = _key("contrast and baseline; auto: constant from 3 angles on", "individual")
+    fourier_order: int = _key("number of harmonics in phi of scaling: fourier", 2)
     optimization: Optimization = _key("", Optimization)
     simulation: Simulation = _key("data that `simulate` writes to data_files.file", Simulation)
     output: Output = _key("", Output)

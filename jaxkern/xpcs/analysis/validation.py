@@ -17,7 +17,7 @@ from jaxkern.xpcs.analysis.settings import Config, find_problems, parse_config
 from jaxkern.xpcs.files.aps import ApsFile
 from jaxkern.xpcs.files.prepare import frame_window, frames_to_keep
 from jaxkern.xpcs.fitting.options import SolverOptions, StreamingOptions
-from jaxkern.xpcs.fitting.parameters import FitLayout, fit_bounds, unknown_name
+from jaxkern.xpcs.fitting.parameters import FitLayout, fit_bounds, fourier_series, unknown_name
 from jaxkern.xpcs.fitting.sampling import resolve_frames
 from jaxkern.xpcs.model.models import Model
 
@@ -49,7 +49,7 @@ def find_config_problems(tree: Any, folder: str | Path = ".") -> list[str]:
       >>> tree = {"scaling": "none", "optimization": {"f_scale": -1, "tol": 0}}
       >>> for line in find_config_problems(tree):
       ...     print(line.partition(", got")[0].partition(";")[0])
-      scaling: expected one of auto, individual, constant, fixed
+      scaling: expected one of auto, individual, constant, fixed, fourier
       unknown key optimization.tol
       optimization.f_scale: expected a number > 0
       experiment.gap: expected the gap between stator and rotor in Angstrom for laminar_flow
@@ -142,9 +142,9 @@ def _check_parameters(config: Config, model: Model, problems: _Problems) -> None
         problems.append(
             f"{section}.hold: expected at least one free parameter, got the names of all"
         )
-    layout = FitLayout("constant", names, model.units, np.ones(1), np.ones(1))
+    layout = FitLayout(np.ones((1, 1)), ("",), names, model.units, np.ones(1), np.ones(1))
     for name, pair in start.bounds.items():
-        problems.check(f"{section}.", fit_bounds, {name: pair}, layout, model)
+        problems.check(f"{section}.", fit_bounds, {name.split("[")[0]: pair}, layout, model)
 
 
 def _check_data(config: Config, file: ApsFile, model: Model, problems: _Problems) -> None:
@@ -164,6 +164,8 @@ def _check_data(config: Config, file: ApsFile, model: Model, problems: _Problems
         kept[0] &= not frames.exclude_first
         prefix = "analysis.frames: "
         problems.check(prefix, resolve_frames, kept, len(kept), model.unused_frames)
+    if ring is not None and config.scaling == "fourier":
+        problems.check("", fourier_series, file.phi[ring[0]], config.fourier_order)
     for name in ("contrast", "offset"):
         value = getattr(config.initial_parameters, name)
         count = None if ring is None else int(ring[0].sum())

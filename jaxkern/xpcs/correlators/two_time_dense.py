@@ -73,6 +73,9 @@ def choose_product(dtype: np.dtype[Any], most: int, padded: int) -> Product:
     """Return the fastest exact method for `padded` pixels with counts of magnitude up to `most`."""
     if dtype.kind == "f":
         return Product(_chunk(padded, _FLOAT_CHUNK), "float64", "float64")
+    # Instructions for sums of products of bytes make int8 1.5 to 4 times faster than float32.
+    if most <= 127 and padded * most**2 < 2**31:
+        return Product(padded, "int8", "int32")
     exact = 2**24 // max(most, 1) ** 2  # pixels whose sum is exact in float32
     if exact >= padded:
         return Product(_chunk(padded, _CHUNK), "float32", "float32")
@@ -179,8 +182,9 @@ def _product(rows: Any, columns: Any, method: Product) -> jax.Array:
             for side in (rows, columns)
         )
         return jax.lax.dot_general(
-            x, y, (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST
-        ).astype(method.sums)
+            x, y, (((1,), (1,)), ((), ())), precision=jax.lax.Precision.HIGHEST,
+            preferred_element_type=np.int32 if method.sums == "int32" else None,
+        ).astype(method.sums)  # fmt: skip
 
     count = rows.shape[1] // method.chunk
     if count == 1:

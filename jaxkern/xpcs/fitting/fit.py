@@ -26,7 +26,7 @@ from jaxkern.xpcs.fitting.search import EFFORTS, Search, find_starts
 from jaxkern.xpcs.fitting.solver import UNFINISHED, Solution, StartNotFinite
 from jaxkern.xpcs.model.checks import choice
 from jaxkern.xpcs.model.models import Model
-from jaxkern.xpcs.model.normal import SCALINGS
+from jaxkern.xpcs.model.normal import SCALINGS, scale_basis
 
 Array = NDArray[np.float64]
 
@@ -40,6 +40,7 @@ def fit(
     offset0: Any = None,
     scaling: Scaling = "individual",
     *,
+    fourier_order: int = 2,
     bounds: Any = None,
     hold: Sequence[str] = (),
     keep: Any = None,
@@ -64,11 +65,16 @@ def fit(
       contrast0, offset0: start (a number or [n_phi]); None to estimate them from the data. They are
         not fitted with ``scaling="fixed"``.
       scaling: fit contrast and offset for each angle (``"individual"``), once for all angles
-        (``"constant"``), or not (``"fixed"``). ``"auto"`` is constant for three angles or more. If
-        the contrasts of angles differ, constant scaling biases the physics.
+        (``"constant"``), as a Fourier series in phi (``"fourier"``), or not (``"fixed"``).
+        ``"auto"`` is constant for three angles or more. If the contrasts of angles differ, constant
+        scaling biases the physics.
+      fourier_order: number of harmonics m of the series c0 + sum(c_m cos(m phi) + s_m sin(m phi)),
+        whose coefficients are named ``"contrast[c0]"``, ``"contrast[c1]"``, ``"contrast[s1]"``, ...
       bounds: None for the model's; a mapping name -> (lower, upper) that replaces some; or a pair
-        of arrays for all fitted parameters, or for the physics. Bounds of phi0 that span half a
-        turn do not restrict the search; the result is shifted into them by half turns.
+        of arrays for all fitted parameters, or for the physics. Those of ``"contrast"`` and
+        ``"offset"`` refer to the angles: coefficients of a series have the range that such values
+        can reach. Bounds of phi0 that span half a turn do not restrict the search; the result is
+        shifted into them by half turns.
       hold: names of physics parameters that are not fitted.
       keep: the used frames: a mask [n_t], or a slice.
       search: other starts that are compared on thinned data: 192 points within the bounds for each
@@ -123,7 +129,8 @@ def fit(
         noise = sampling.resolve_noise(sigma, errors.weights, shape, opened.sample)
         mirrored = opened.mirrored(noise.sigma)
         all_mirrored = bool(mirrored.all())
-        layout = _layout(model, opened.sample, scaling, contrast0=contrast0, offset0=offset0)
+        starts = {"contrast0": contrast0, "offset0": offset0}
+        layout = _layout(model, opened.sample, scaling, fourier_order, **starts)
         all_bounds = parameters.fit_bounds(bounds, layout, model)
         physics = parameters.physics_vector(p0, model.parameter_names, model.defaults)
         estimated = contrast0 is None, offset0 is None
@@ -189,7 +196,7 @@ class _Starts:
         earlier = 0 if stored is None else stored.nfev
         # All random starts are fitted, because the spread of their costs is a result.
         others = self.solutions.values() if k < self.n_found else ()
-        rival = min((solution.cost for solution in others), default=np.inf)
+        rival = min(others, key=lambda solution: solution.cost, default=None)
         evaluation = Evaluation(problem, self.runner, start, self.progress, save, earlier, rival)
         self.evaluations.append(evaluation)
         x = evaluation.start
@@ -213,8 +220,9 @@ class _Starts:
         evaluation, solution, errors = self.evaluations[best], solutions[best], Jackknife()
         if problem.errors.method == "jackknife" and not interrupted:
             errors = jackknife(problem, evaluation, solution)
+        others = [other for k, other in solutions.items() if k != best]
         return summarize(
-            problem, evaluation, solution, errors, costs, self.search, begin, interrupted
+            problem, evaluation, solution, others, errors, costs, self.search, begin, interrupted
         )
 
     def _best_so_far(self, begin: float) -> FitResult | None:
@@ -252,9 +260,11 @@ def curve_fit(
     return result.popt, result.pcov
 
 
-def _layout(model: Model, sample: sampling.RowSample, scaling: str, **starts: Any) -> FitLayout:
+def _layout(
+    model: Model, sample: sampling.RowSample, scaling: str, order: int, **starts: Any
+) -> FitLayout:
     n_phi, pair = model.geometry.n_phi, []
-    choice(scaling, "scaling", (*SCALINGS, "auto"))
+    choice(scaling, "scaling", (*SCALINGS, "auto", "fourier"))
     if model.isotropic and scaling != "fixed":
         scaling = "constant"
     if scaling == "auto":
@@ -268,7 +278,13 @@ def _layout(model: Model, sample: sampling.RowSample, scaling: str, **starts: An
                 f"{np.asarray(argument).tolist()}"
             )
         pair.append(np.array(np.broadcast_to(value, (n_phi,))))
-    return FitLayout(scaling, model.parameter_names, model.units, *pair)
+    if scaling == "fourier":
+        labels, basis = parameters.fourier_series(model.geometry.phi, order)
+    else:
+        basis = scale_basis(scaling, n_phi)
+        is_individual = scaling == "individual"
+        labels = tuple(f"[{k}]" if is_individual else "" for k in range(basis.shape[1]))
+    return FitLayout(basis, labels, model.parameter_names, model.units, *pair)
 
 
 def _free(layout: FitLayout, hold: Sequence[str]) -> NDArray[np.bool_]:

@@ -109,7 +109,7 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
             "are therefore those of independent noise, too small if the noise is correlated"
         )
         return Jackknife(notes=(note,))
-    curved = _curvature(sums, results[len(blocks) :], shifts)
+    curved = _curvature(sums, results[len(blocks) :], shifts, layout)
     if blocks:
         total, curvature = (evaluation.restrict(layout.join(part)) for part in (sums, curved))
         parts = [evaluation.restrict(layout.join(part)) for part in results[: len(blocks)]]
@@ -129,24 +129,32 @@ def jackknife(problem: FitProblem, evaluation: Evaluation, solution: Solution) -
 def _shifts(sums: AngleSums, problem: FitProblem, x: Array) -> dict[int, Array]:
     """Return small changes of x [p] for differences of the gradient, by parameter of an angle.
 
-    All contrasts change together, and all offsets, because each affects the sums of one angle.
+    The contrasts of all angles change together, and all offsets, because each affects the sums of
+    one angle.
     """
     layout = problem.layout
     scales, index = layout.n_scales, np.arange(layout.size)
     steps = 0.05 / np.sqrt(np.maximum(np.diag(layout.join(sums).jtj), np.finfo(float).tiny))
+    own = [np.median(sums.jtj[sums.count > 0, k, k]) for k in (0, 1)]
+    # Coefficients that add the same to all angles.
+    ones = np.linalg.pinv(layout.basis).sum(1)
+    steps[: 2 * scales] = np.outer(0.05 / np.sqrt(own), ones).ravel()
     steps = np.where(x + steps > problem.bounds.solver[1], -steps, steps)
     groups = {0: index < scales, 1: (index >= scales) & (index < 2 * scales)} if scales else {}
     groups |= {2 + k - 2 * scales: index == k for k in index[2 * scales :] if problem.free[k]}
     return {parameter: np.where(group, steps, 0.0) for parameter, group in groups.items()}
 
 
-def _curvature(sums: AngleSums, shifted: list[AngleSums], shifts: dict[int, Array]) -> AngleSums:
+def _curvature(
+    sums: AngleSums, shifted: list[AngleSums], shifts: dict[int, Array], layout: FitLayout
+) -> AngleSums:
     """Return `sums` with half the second derivative of a robust cost in place of J^T J."""
     if not shifts:
         return sums
     jtj = sums.jtj.copy()
     for part, (parameter, shift) in zip(shifted, shifts.items(), strict=True):
-        jtj[:, :, parameter] = (sums.jtr - part.jtr) / shift[shift != 0][:, None]
+        change = [layout.jacobian(k)[parameter] @ shift for k in range(layout.n_phi)]
+        jtj[:, :, parameter] = (sums.jtr - part.jtr) / np.array(change)[:, None]
     return replace(sums, jtj=0.5 * (jtj + np.swapaxes(jtj, 1, 2)))
 
 
@@ -155,35 +163,31 @@ def _over_angles(
 ) -> tuple[Array | None, Array | None]:
     """Return the changes [B, free] without each used angle, and `Jackknife.scale_covariance`.
 
-    Individual contrast and offset are eliminated first, because they are omitted with the angle.
+    Contrast and offset of angles that have as many coefficients are eliminated first, because they
+    are omitted with the angle.
     """
-    n_phi, scales = layout.n_phi, layout.n_scales
-    physics, used = free[2 * scales :], sums.count > 0
-    if layout.scaling != "individual":
-        own = np.flatnonzero(free) + (2 if scales == 0 else 0)
-        inside = np.ix_(own, own)
-        parts = [
-            NormalPoint(sums.jtj[k][inside], sums.jtr[k, own], 0.0) for k in np.flatnonzero(used)
-        ]
-        return _one_by_one(parts, curved.jtj.sum(0)[inside]), None
-    parts, curvature = [], np.zeros((int(physics.sum()),) * 2)
+    scales, used = layout.n_scales, np.flatnonzero(sums.count > 0)
+    physics = free[2 * scales :]
+    parts, curvatures = [], []
+    # From contrast and offset of the used angles to their coefficients.
+    back = np.kron(np.eye(2), np.linalg.pinv(layout.basis[used]))
     covariance = np.zeros((len(free), len(free)))
-    follow = np.zeros((n_phi, 2, int(physics.sum())))
-    for k in np.flatnonzero(used):
-        inverse = np.linalg.pinv(sums.jtj[k, :2, :2], hermitian=True)
-        indices = [k, n_phi + k]
-        covariance[np.ix_(indices, indices)] = inverse
-        slope = inverse @ sums.jtj[k, :2, 2:][:, physics]
-        follow[k] = -slope
-        # Contrast and offset move with the physics.
-        along = np.vstack([-slope, np.eye(len(physics))[:, physics]])
+    follow, inverses = np.zeros((2, len(used), int(physics.sum()))), np.zeros((2, len(used)) * 2)
+    for row, k in enumerate(used.tolist()):
+        along = layout.jacobian(k)[:, free]
+        if scales >= len(used):
+            inverses[:, row, :, row] = inverse = np.linalg.pinv(sums.jtj[k, :2, :2], hermitian=True)
+            # Contrast and offset move with the physics.
+            follow[:, row] = -inverse @ sums.jtj[k, :2, 2:][:, physics]
+            along = np.vstack([follow[:, row], np.eye(len(physics))[:, physics]])
         parts.append(NormalPoint(along.T @ sums.jtj[k] @ along, along.T @ sums.jtr[k], 0.0))
-        curvature += along.T @ curved.jtj[k] @ along
-    changes = _one_by_one(parts, curvature)
-    if changes is None:
-        return None, None
-    contrast, offset = (changes @ follow[:, row].T for row in (0, 1))
-    return np.concatenate([contrast, offset, changes], axis=1), covariance
+        curvatures.append(along.T @ curved.jtj[k] @ along)
+    changes = _one_by_one(parts, np.sum(curvatures, axis=0))
+    if changes is None or scales < len(used):
+        return changes, None
+    size = 2 * len(used)
+    covariance[: 2 * scales, : 2 * scales] = back @ inverses.reshape(size, size) @ back.T
+    return np.hstack([changes @ (back @ follow.reshape(size, -1)).T, changes]), covariance
 
 
 def _one_by_one(parts: list[NormalPoint], curvature: Array) -> Array | None:

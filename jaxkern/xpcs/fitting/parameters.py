@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkern.core.arguments import check_integer
 from jaxkern.xpcs.fitting.passes import AngleSums, PassPoint
 from jaxkern.xpcs.fitting.solver import NormalPoint
 from jaxkern.xpcs.model.models import CONTRAST_BOUNDS, OFFSET_BOUNDS, Model
@@ -18,14 +19,19 @@ from jaxkern.xpcs.model.normal import join_angles
 
 Array = NDArray[np.float64]
 
-Scaling = Literal["individual", "constant", "auto", "fixed"]
+Scaling = Literal["individual", "constant", "auto", "fixed", "fourier"]
 
 
 @dataclass(frozen=True)
 class FitLayout:
-    """The vector of fitted parameters; `contrast` and `offset` [n_phi] are their start."""
+    """The vector of fitted parameters; `contrast` and `offset` [n_phi] are their start.
 
-    scaling: str
+    Contrast and offset of the angles are `basis` [n_phi, k] times k coefficients each, such as the
+    identity for individual ones. Without coefficients, they remain at their start.
+    """
+
+    basis: Array
+    labels: tuple[str, ...]  # of the coefficients [k], such as "[0]"
     physics_names: tuple[str, ...]
     physics_units: tuple[str, ...]
     contrast: Array
@@ -37,8 +43,8 @@ class FitLayout:
 
     @property
     def n_scales(self) -> int:
-        """Number of fitted contrasts, and of fitted offsets."""
-        return {"individual": self.n_phi, "constant": 1, "fixed": 0}[self.scaling]
+        """Number of coefficients of the contrast, and of the offset."""
+        return len(self.labels)
 
     @property
     def size(self) -> int:
@@ -46,41 +52,65 @@ class FitLayout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        numbers = [f"[{k}]" for k in range(self.n_phi)] if self.scaling == "individual" else [""]
-        scales = (f"{name}{k}" for name in ("contrast", "offset") for k in numbers)
-        return (*(scales if self.n_scales else ()), *self.physics_names)
+        scales = (f"{name}{label}" for name in ("contrast", "offset") for label in self.labels)
+        return (*scales, *self.physics_names)
 
     @property
     def units(self) -> tuple[str, ...]:
         return ("",) * (2 * self.n_scales) + self.physics_units
 
     def vector(self, physics: Array) -> Array:
-        """Return the fitted parameters of some physics and the start of contrast and offset."""
-        if self.scaling == "individual":
-            return np.concatenate([self.contrast, self.offset, physics])
-        if self.scaling == "constant":
-            return np.concatenate([[self.contrast.mean(), self.offset.mean()], physics])
-        return physics.copy()
+        """Return the fitted parameters of some physics and the start of contrast and offset.
 
-    def split(self, x: Array) -> PassPoint:
-        """Return physics, and contrast and offset of every angle, from a vector."""
-        scales, n_phi = self.n_scales, self.n_phi
-        physics = np.ascontiguousarray(x[2 * scales :])
-        if scales == 0:
-            return PassPoint(physics, self.contrast, self.offset)
-        pairs = np.broadcast_to(x[: 2 * scales].reshape(2, scales), (2, n_phi))
-        return PassPoint(physics, *pairs.copy())
+        The coefficients are the least-squares solution.
+        """
+        inverse = np.linalg.pinv(self.basis)
+        return np.concatenate([inverse @ self.contrast, inverse @ self.offset, physics])
 
-    def of_angle(self, angle: int) -> tuple[list[int], slice]:
-        """Return the indices of the parameters of an angle, and the fitted part of these."""
+    def split(self, x: Any) -> PassPoint:
+        """Return physics, and contrast and offset of every angle; `x` may be a tracer."""
         scales = self.n_scales
-        pair = [angle % scales, scales + angle % scales] if scales else []
-        return [*pair, *range(2 * scales, self.size)], slice(0 if pair else 2, None)
+        pairs = x[: 2 * scales].reshape(2, scales) @ self.basis.T
+        pairs = pairs if scales else (self.contrast, self.offset)
+        return PassPoint(x[2 * scales :], *pairs)
+
+    def jacobian(self, angle: int) -> Array:
+        """Return the derivative [2 + p, P] of contrast, offset and physics of an angle by x."""
+        slopes = np.zeros((2 + len(self.physics_names), self.size))
+        slopes[:2, : 2 * self.n_scales] = np.kron(np.eye(2), self.basis[angle])
+        slopes[2:, 2 * self.n_scales :] = np.eye(len(self.physics_names))
+        return slopes
+
+    def limits(self, low: float, high: float) -> tuple[Array, Array]:
+        """Return the bounds [k] of the coefficients if all angles have values from low to high."""
+        inverse = np.linalg.pinv(self.basis)
+        # Rounded, since sums of 1/n should be 1, and no zero multiplies an infinite bound.
+        parts = np.array([[np.maximum(inverse, 0.0)], [np.minimum(inverse, 0.0)]]).sum(-1).round(12)
+        with np.errstate(invalid="ignore"):
+            ends = np.where(parts == 0, 0.0, parts * np.array([[low], [high]]))
+            return ends[0, 0] + ends[1, 1], ends[0, 1] + ends[1, 0]
 
     def join(self, sums: AngleSums) -> NormalPoint:
         """Return the normal equations of the vector from those of the angles."""
-        jtj, jtr = join_angles(sums.jtj, sums.jtr, self.scaling, np)
+        jtj, jtr = join_angles(sums.jtj, sums.jtr, self.basis, np)
         return NormalPoint(jtj, jtr, float(sums.cost.sum()), sums)
+
+
+def fourier_series(phi: Array, order: int) -> tuple[tuple[str, ...], Array]:
+    """Return the labels and the basis [n_phi, 2 order + 1] of a Fourier series in phi, degrees."""
+    check_integer("fourier_order", order, 1)
+    harmonics = np.arange(1, order + 1)
+    angles = np.deg2rad(phi)[:, None] * harmonics
+    pairs = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(len(phi), 2 * order)
+    basis = np.hstack([np.ones((len(phi), 1)), pairs])
+    rank = int(np.linalg.matrix_rank(basis))
+    if rank < basis.shape[1]:
+        raise ValueError(
+            f"fourier_order: expected angles that determine the {2 * order + 1} coefficients of "
+            f"order {order}, got {len(phi)} angles, which determine {rank}; pass a lower order, or "
+            'scaling="individual"'
+        )
+    return ("[c0]", *(f"[{kind}{m}]" for m in harmonics for kind in "cs")), basis
 
 
 def physics_vector(values: Any, names: Sequence[str], defaults: Any, argument: str = "p0") -> Array:
@@ -142,15 +172,22 @@ class PeriodicBounds:
 def fit_bounds(bounds: Any, layout: FitLayout, model: Model) -> PeriodicBounds:
     """Return the bounds of all fitted parameters from the argument of `fit`."""
     scales, names = layout.n_scales, layout.names
-    pairs = [*[CONTRAST_BOUNDS] * scales, *[OFFSET_BOUNDS] * scales, *model.bounds]
-    lower, upper = np.array(pairs, np.float64).T.copy()
+    pairs = [
+        layout.limits(*CONTRAST_BOUNDS),
+        layout.limits(*OFFSET_BOUNDS),
+        zip(*model.bounds, strict=True),
+    ]
+    lower, upper = map(np.concatenate, zip(*pairs, strict=True))
     if isinstance(bounds, Mapping):
         for name, (low, high) in bounds.items():
-            indices = [k for k, known in enumerate(names) if known.split("[")[0] == name]
-            indices = [names.index(name)] if name in names else indices
-            if not indices and not (layout.scaling == "fixed" and name in ("contrast", "offset")):
+            if name in ("contrast", "offset"):
+                first = 0 if name == "contrast" else scales
+                part = slice(first, first + scales)
+                lower[part], upper[part] = layout.limits(low, high)
+            elif name not in names:
                 raise ValueError(unknown_name(name, names, "bounds"))
-            lower[indices], upper[indices] = low, high
+            else:
+                lower[names.index(name)], upper[names.index(name)] = low, high
     elif bounds is not None:
         # A scipy.optimize.Bounds has the attributes lb and ub.
         sides = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else tuple(bounds)

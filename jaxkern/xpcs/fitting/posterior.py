@@ -230,7 +230,9 @@ def posterior(
             "fit: expected a fit with the loss 'linear', since the likelihood is Gaussian; got one "
             "with a robust loss"
         )
-    layout = _layout(model, fit)
+    basis = fit.scale_basis
+    labels = tuple(name.removeprefix("contrast") for name in fit.names[: basis.shape[1]])
+    layout = FitLayout(basis, labels, model.parameter_names, model.units, fit.contrast, fit.offset)
     free = np.array([name not in fit.held for name in fit.names])
     with jax.enable_x64(True):
         loaded = LoadedSource(as_source(data))
@@ -245,9 +247,9 @@ def posterior(
             anywhere = distributions.ImproperUniform(distributions.constraints.real, count, ())
             z = numpyro.sample("z", anywhere.to_event(1))
             x, log_volume = space(z)
-            physics, contrast, offset = _split(layout, x)
+            at = layout.split(x)
             likelihood = log_likelihood(
-                model, physics, contrast, offset, measured, deviations,
+                model, at.physics, at.contrast, at.offset, measured, deviations,
                 symmetric=symmetric, keep=fit.keep, inflation=fit.inflation,
                 quantization=scale if measured.dtype == jnp.uint16 else None,
             )  # fmt: skip
@@ -374,17 +376,3 @@ class _Space:
 def _log_slope(xp: Any, u: Any, k: Array) -> Any:
     """Return the logarithm of the derivative of a share of the range by u."""
     return np.log(-np.expm1(-k)) - xp.logaddexp(0.0, -k * u) - xp.logaddexp(0.0, k * (u - 1.0))
-
-
-def _layout(model: Model, fit: FitResult) -> FitLayout:
-    scaling = {"contrast[0]": "individual", "contrast": "constant"}.get(fit.names[0], "fixed")
-    return FitLayout(scaling, model.parameter_names, model.units, fit.contrast, fit.offset)
-
-
-def _split(layout: FitLayout, x: jax.Array) -> tuple[Any, Any, Any]:
-    """Return physics, contrast and offset, as `FitLayout.split` does, from a traced vector."""
-    scales = layout.n_scales
-    if scales == 0:
-        return x, layout.contrast, layout.offset
-    pairs = jnp.broadcast_to(x[: 2 * scales].reshape(2, scales), (2, layout.n_phi))
-    return x[2 * scales :], *pairs

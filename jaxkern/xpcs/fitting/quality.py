@@ -344,11 +344,11 @@ def _averages(
         index = block * n_cells + cells
         z_sums.append(np.bincount(index, z, size).reshape(shape))
         counts.append(np.bincount(index, minlength=size).reshape(shape).astype(np.float64))
-        at, own = layout.of_angle(angle)
-        normal[np.ix_(at, at)] += (slopes @ slopes.T)[own, own]
-        jacobian[at] += [np.bincount(cells, row, n_cells) for row in slopes[own]]
-        scores.append(np.zeros((n_blocks, layout.size)))
-        scores[-1][:, at] = np.transpose([np.bincount(block, k * z, n_blocks) for k in slopes[own]])
+        change = layout.jacobian(angle)
+        normal += change.T @ (slopes @ slopes.T) @ change
+        jacobian += change.T @ [np.bincount(cells, row, n_cells) for row in slopes]
+        score = np.array([np.bincount(block, row * z, n_blocks) for row in slopes])
+        scores.append(score.T @ change)
     if not z_sums:
         return None
     # The fit has adjusted the free parameters.
@@ -358,7 +358,8 @@ def _averages(
     inverse = np.linalg.pinv(normal / np.outer(norms, norms), rcond=1e-10, hermitian=True)
     inverse /= np.outer(norms, norms)
     h = np.concatenate(z_sums) - score @ inverse @ jacobian
-    shared = int(free[2 * layout.n_scales :].sum()) + (2 if layout.scaling == "constant" else 0)
+    shared = int(free[2 * layout.n_scales :].sum())
+    shared += 2 * layout.n_scales if layout.n_scales < layout.n_phi else 0
     return *_statistics(h, np.concatenate(counts), shared), edges
 
 

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from jaxkern.core.arrays import npz_bytes
 from jaxkern.core.paths import write_atomically
 from jaxkern.xpcs.fitting.data import BadBlocks
-from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
+from jaxkern.xpcs.fitting.evaluation import DISTINCT, EVIDENCE, Evaluation, FitProblem
 from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
 from jaxkern.xpcs.fitting.profile import Profile, profile
 from jaxkern.xpcs.fitting.quality import check
-from jaxkern.xpcs.fitting.sampling import format_frames
+from jaxkern.xpcs.fitting.sampling import SIGMA_FLOOR, format_frames
 from jaxkern.xpcs.fitting.solver import Covariance, Solution, covariance, weakest_direction
 from jaxkern.xpcs.model.models import Geometry
 
@@ -30,6 +30,8 @@ Array = NDArray[np.float64]
 
 # Largest relative standard error of a parameter that counts as determined by the data.
 _LARGEST_ERROR = 100.0
+# Arrays [n_phi] of a result.
+SCALES = ("contrast", "contrast_error", "offset", "offset_error")
 
 
 @dataclass(frozen=True)
@@ -69,20 +71,22 @@ class FitResult:
       reduced_chi2: chi2 a degree of freedom, with mirrored pairs counted once.
       nfev, n_batches: passes over the data by the solver, and kernel calls, one for each chunk.
       success: True if a tolerance was met, the residuals are noise, no physics parameter is at a
-        bound, and none has an error that is infinite or exceeds 100 times its value.
+        bound, none has an error that is infinite or exceeds 100 times its value, a constant does
+        not describe the data as well, and no other fitted start led to a minimum that is as good.
       status, message: SciPy's; with the reasons why a converged fit has `success` False.
       success_rate: the used part of the data's row blocks.
       keep: True for used frames [n_t]: neither masked nor without finite numbers; [n_phi, n_t] if
         these differ between angles.
       strategy: ``"memory"`` or ``"stream"``, see `Strategy`.
       sigma, sigma_method: the noise [n_phi] (None for point-wise noise) and its origin.
-      contrast, offset: of each angle [n_phi], for every scaling.
+      contrast, offset, contrast_error, offset_error: of each angle [n_phi], for every scaling, and
+        their standard errors.
+      scale_basis: [n_phi, k]; contrast = scale_basis @ popt[:k], offset = scale_basis @ popt[k:2k].
       physics: the model's parameters [p] in its own order.
       timings: `FitTimings`, in seconds.
       peak_memory: largest measured anonymous memory, bytes.
       costs, start_costs: of the evaluated points, and of each start that was fitted to all data, if
-        there were several, in order; starts of the search
-        end once they are worse than an earlier one.
+        there were several, in order; that of a start that ended early is predicted.
       search: description of the starts that were compared and fitted.
       warnings: remarks on the result.
       held: names of the parameters that were not fitted.
@@ -119,6 +123,9 @@ class FitResult:
     sigma_method: str
     contrast: Array
     offset: Array
+    contrast_error: Array
+    offset_error: Array
+    scale_basis: Array
     physics: Array
     timings: FitTimings
     peak_memory: int
@@ -204,6 +211,10 @@ class FitResult:
             text = f"+/- {error:.2g}" + (f" ({independent:.2g})" if has_both else "")
             text = "held" if name in self.held else text
             rows.append(f"  {name:<{width}}  {value: .6g} {text} {unit}".rstrip())
+        if "contrast[c0]" in self.names:
+            row = "  at angle {}: contrast {:.6g} +/- {:.2g}, offset {:.6g} +/- {:.2g}"
+            columns = (getattr(self, name) for name in SCALES)
+            rows += [row.format(k, *values) for k, values in enumerate(zip(*columns, strict=True))]
         if has_both:
             rows.append(f"  errors: {self.errors} (in brackets: for independent points)")
         stopped = "converged but is NOT reliable" if self.status > 0 else "NOT converged"
@@ -243,7 +254,7 @@ def save_result(
     settings: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> tuple[Path, Path]:
-    """Write ``results.json`` and ``results.npz`` into a directory, each atomically.
+    """Write ``results.npz`` and then ``results.json`` into a directory, each atomically.
 
     The directory is created if missing. Both files contain the `geometry` of the model, the JSON
     file also the `settings`, a configuration, and the `provenance`. Returns the two paths.
@@ -273,7 +284,10 @@ def save_result(
             for name, *numbers, unit in result._rows()
         },
         **{name: _number(value) for name, value in values.items() if isinstance(value, scalars)},
-        "sigma": None if result.sigma is None else [*map(_number, result.sigma.tolist())],
+        **{
+            name: None if (column := values[name]) is None else [*map(_number, column.tolist())]
+            for name in ("sigma", *SCALES)
+        },
         "warnings": list(result.warnings),
         "timings": {name: _number(value) for name, value in asdict(result.timings).items()},
         "geometry": {name: getattr(geometry, name) for name in ("q", "gap", "dt")}
@@ -287,8 +301,9 @@ def save_result(
     arrays |= {"perr": result.perr, "perr_independent": result.perr_independent}
     arrays |= {"names": np.array(result.names), "costs": np.array(result.costs, np.float64)}
     arrays |= {"phi": geometry.phi, "t": geometry.t, "q": np.asarray(geometry.q)}
-    write_atomically(text, json.dumps(summary, indent=2).encode() + b"\n")
+    text.unlink(missing_ok=True)  # it never describes the arrays of another result
     write_atomically(binary, npz_bytes(arrays))
+    write_atomically(text, json.dumps(summary, indent=2).encode() + b"\n")
     return text, binary
 
 
@@ -340,13 +355,14 @@ def summarize(
     problem: FitProblem,
     evaluation: Evaluation,
     solution: Solution,
+    others: Sequence[Solution],
     jackknife: Jackknife,
     start_costs: tuple[float, ...],
     search: str,
     begin: float,
     interrupted: str,
 ) -> FitResult:
-    """Return the result of a fit that began at `begin`, from its best start.
+    """Return the result of a fit that began at `begin`; `others` are those of the worse starts.
 
     `interrupted` is the reason, if Ctrl-C ended the fit; it skips checks that read the data.
     """
@@ -363,18 +379,21 @@ def summarize(
     freedom = independent - int(problem.free.sum())
     chi2, cost = float(sums.chi2.sum()), float(sums.cost.sum())
     # Contrast and offset of an excluded angle have no information; one warning covers both.
-    excluded = np.zeros(layout.size, bool)
-    if layout.scaling == "individual":
-        excluded[: 2 * layout.n_phi] = np.tile(sums.count == 0, 2)
+    excluded, scales = np.zeros(layout.size, bool), layout.n_scales
+    excluded[: 2 * scales] = np.tile(~layout.basis[sums.count > 0].any(0), 2)
     inverse = covariance(normal.jtj, active=problem.free & ~excluded)
     inverse.inverse[excluded] = inverse.inverse[:, excluded] = np.inf
     scale = cost / pairs / freedom if freedom > 0 else np.inf
     by_sigma = pcov_independent = _scaled_covariance(inverse.inverse, pairs)
     if not problem.errors.absolute_sigma:
         pcov_independent = _scaled_covariance(inverse.inverse, pairs * scale)
-    pcov, inflation = combine_errors(jackknife, pcov_independent, by_sigma, pairs, layout.n_scales)
+    pcov, inflation = combine_errors(jackknife, pcov_independent, by_sigma, pairs, scales)
+    halves = slice(scales), slice(scales, 2 * scales)
+    scale_errors = [_propagated(layout.basis, pcov[half, half]) for half in halves]
     names = layout.names
     notes: list[str] = []
+    if negative := np.flatnonzero(point.contrast < 0).tolist():
+        notes.append(f"the contrast is negative at angles {negative}: try a lower fourier_order")
     reasons: list[str] = []
     issued: list[str] = []
     if np.any(sums.jtj):
@@ -382,6 +401,11 @@ def summarize(
         notes = [f"{line}; its error is not meaningful" for line in bounded.values()]
         notes += rank_warnings(inverse, names)
         reasons = _unusable(problem, x, pcov, bounded, normal.jtj)
+        unit = pairs * inflation  # the variance of the noise, in units of the cost
+        physics = problem.free & (np.arange(layout.size) >= 2 * scales)
+        reasons += _without_decay(x, normal.jtj, scales, unit, scales + int(physics.sum()))
+        minima = [(evaluation.full(s.x), (s.cost - solution.cost) / unit) for s in others]
+        reasons += _ambiguous(names, x, np.sqrt(np.diag(pcov)), physics, problem.bounds, minima)
     if interrupted:
         reasons = [interrupted]
     else:
@@ -430,6 +454,9 @@ def summarize(
         sigma_method=problem.noise.method,
         contrast=point.contrast,
         offset=point.offset,
+        contrast_error=scale_errors[0],
+        offset_error=scale_errors[1],
+        scale_basis=layout.basis,
         physics=point.physics,
         timings=FitTimings(compiled, runner.seconds, time.perf_counter() - begin),
         peak_memory=runner.peak_bytes,
@@ -442,6 +469,14 @@ def summarize(
         interrupted=bool(interrupted),
         _problem=(problem, bad),
     )
+
+
+def _propagated(basis: Array, pcov: Array) -> Array:
+    """Return the standard errors of basis @ x [n], where x has the covariance `pcov`."""
+    known = np.isfinite(np.diag(pcov))
+    inner = basis[:, known]
+    variance = ((inner @ pcov[np.ix_(known, known)]) * inner).sum(1)
+    return np.where(basis[:, ~known].any(1), np.inf, np.sqrt(np.maximum(variance, 0.0)))
 
 
 def _unusable(
@@ -468,6 +503,56 @@ def _unusable(
         listed = ", ".join(values)
         reasons.append(f"the data do not determine {listed}{along}: hold some, or fit fewer")
     return reasons
+
+
+def _without_decay(x: Array, jtj: Array, scales: int, unit: float, count: int) -> list[str]:
+    """Return the reason if a constant describes the data as well.
+
+    At fixed physics the model is linear in contrast and offset, the first 2 `scales` parameters, so
+    that a contrast of 0 with the best offset raises chi2 by a quadratic form. `unit` is the
+    variance of the noise, and `count` the number of the other parameters.
+    """
+    contrast = np.where(np.abs(x[:scales]) > SIGMA_FLOOR, x[:scales], 0.0)
+    (a, b), (_, d) = jtj[: 2 * scales, : 2 * scales].reshape(2, scales, 2, scales).swapaxes(1, 2)
+    signal = float(contrast @ (a - b @ np.linalg.pinv(d, hermitian=True) @ b.T) @ contrast)
+    signal /= max(unit, np.finfo(float).tiny)
+    # Noise lowers chi2 by one variance a parameter.
+    if not scales or signal > count:
+        return []
+    return [
+        f"the data show no decay: with a contrast of 0, chi2 is higher by only {signal:.3g} times "
+        "the variance of the noise"
+    ]
+
+
+def _ambiguous(
+    names: Sequence[str],
+    x: Array,
+    errors: Array,
+    physics: NDArray[np.bool_],
+    bounds: PeriodicBounds,
+    minima: Sequence[tuple[Array, float]],
+) -> list[str]:
+    """Return the reason if a minimum with other physics is as good.
+
+    `minima` are pairs of parameters [p] and the difference of chi2 in variances of the noise.
+    """
+    for other, difference in minima:
+        step = other - x
+        periodic = np.isfinite(bounds.period)
+        period = np.where(periodic, bounds.period, 1.0)
+        step = np.where(periodic, step - period * np.round(step / period), step)
+        distinct = [k for k in range(len(x)) if physics[k] and abs(step[k]) > DISTINCT * errors[k]]
+        if difference <= EVIDENCE and distinct:
+            values = ", ".join(
+                f"{names[k]} = {x[k] + step[k]:.4g}, not {x[k]:.4g}" for k in distinct
+            )
+            return [
+                f"another minimum is nearly as good ({values}; chi2 is higher by "
+                f"{difference:.3g} times the variance of the noise): restrict the bounds, or hold "
+                "some parameters"
+            ]
+    return []
 
 
 def _scaled_covariance(inverse: Array, scale: float) -> Array:

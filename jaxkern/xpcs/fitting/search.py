@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.fitting.evaluation import FitProblem
+from jaxkern.xpcs.fitting.evaluation import EVIDENCE, FitProblem
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds, spread
 from jaxkern.xpcs.fitting.passes import MAX_VALUE, HostTables
 from jaxkern.xpcs.fitting.sampling import sigma_rows
@@ -39,8 +39,6 @@ _LEAST_PHASE = 0.2
 _DIRECTIONS = 4
 # With a chi2 above this multiple of the degrees of freedom, more starts are fitted.
 _POOR = 3.0
-# Another start must lower chi2 by this multiple of chi2 a degree of freedom: 5 sigma squared.
-_EVIDENCE = 25.0
 # Minima of thinned data are fitted to all data if their chi2 exceeds the lowest one by less than
 # this multiple of chi2 a degree of freedom: bins of the lag make larger errors than noise.
 _DOUBT = 100.0
@@ -154,7 +152,7 @@ def _minima(solutions: list[Solution], freedom: int) -> list[Solution]:
     best = min(solutions, key=lambda solution: solution.cost)
     unit = best.cost / max(freedom, 1)
     order = sorted(solutions, key=lambda solution: solution.cost)
-    if solutions[0].cost - best.cost <= _EVIDENCE * unit:
+    if solutions[0].cost - best.cost <= EVIDENCE * unit:
         order = [solutions[0], *(solution for solution in order if solution is not solutions[0])]
     minima: list[Solution] = []
     for solution in order:
@@ -164,7 +162,7 @@ def _minima(solutions: list[Solution], freedom: int) -> list[Solution]:
         jtj = solution.point.jtj
         steps = [solution.x - other.x for other in minima]
         # In units of chi2: the same minimum, if its quadratic form says so.
-        if all(step @ jtj @ step > _EVIDENCE * unit for step in steps):
+        if all(step @ jtj @ step > EVIDENCE * unit for step in steps):
             minima.append(solution)
     return minima
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxkern.xpcs.model import checks, ops
 from jaxkern.xpcs.model.components import Components, ComponentTables
@@ -192,25 +193,32 @@ def sums_of_angles(
     # The derivative of g2 with respect to a physics parameter is contrast times its columns' sum.
     scale = xp.concatenate([xp.ones((len(state), 2)), xp.outer(contrast, np.ones(n_parameters))], 1)
     change = (select * scale[:, None, :]).astype(state.dtype)
-    exact = xp.matmul if xp is np else functools.partial(xp.matmul, precision="highest")
     transposed = xp.swapaxes(change, 1, 2)
-    return exact(exact(transposed, gram), change), exact(transposed, rhs[..., None])[..., 0], sums
+    with jax.default_matmul_precision("highest"):
+        return transposed @ gram @ change, (transposed @ rhs[..., None])[..., 0], sums
 
 
-def join_angles(jtj: Any, jtr: Any, scaling: str, xp: Any) -> tuple[Any, Any]:
-    """Return J^T J and J^T r of all parameters from those of the angles (`sums_of_angles`)."""
-    total_jtj, total_jtr = jtj.sum(0), jtr.sum(0)
-    if scaling == "constant":
-        return total_jtj, total_jtr
-    total_jtj, total_jtr = total_jtj[2:, 2:], total_jtr[2:]
-    if scaling == "fixed":
-        return total_jtj, total_jtr
-    scales = [[xp.diag(jtj[:, k, m]) for m in (0, 1)] for k in (0, 1)]
-    physics = jtj[:, 0, 2:], jtj[:, 1, 2:]
+def scale_basis(scaling: str, n_phi: int) -> NDArray[np.float64]:
+    """Return B [n_phi, k] so that contrast and offset of the angles are B times k coefficients."""
+    checks.choice(scaling, "scaling", SCALINGS)
+    if scaling == "individual":
+        return np.eye(n_phi)
+    return np.ones((n_phi, 1 if scaling == "constant" else 0))
+
+
+def join_angles(jtj: Any, jtr: Any, basis: Any, xp: Any) -> tuple[Any, Any]:
+    """Return J^T J and J^T r of all parameters from those of the angles (`sums_of_angles`).
+
+    `basis` is that of `scale_basis`.
+    """
+    with jax.default_matmul_precision("highest"):
+        scales = [[basis.T @ (jtj[:, k, m, None] * basis) for m in (0, 1)] for k in (0, 1)]
+        physics = [basis.T @ jtj[:, k, 2:] for k in (0, 1)]
+        rhs = [basis.T @ jtr[:, k] for k in (0, 1)]
     rows = [[*scales[k], physics[k]] for k in (0, 1)]
     return (
-        xp.block([*rows, [physics[0].T, physics[1].T, total_jtj]]),
-        xp.concatenate([jtr[:, 0], jtr[:, 1], total_jtr]),
+        xp.block([*rows, [physics[0].T, physics[1].T, jtj[:, 2:, 2:].sum(0)]]),
+        xp.concatenate([*rhs, jtr[:, 2:].sum(0)]),
     )
 
 
@@ -240,14 +248,14 @@ def assemble(
       >>> jk.xpcs.assemble(state, tables, contrast=0.5).jtj.shape  # contrast, offset, 3 of physics
       (5, 5)
     """
-    checks.choice(scaling, "scaling", SCALINGS)
     size = state_size(len(tables.columns), 0)
     if state.ndim != 2 or state.shape[1] != size:
         raise ValueError(f"state: expected [n_phi, {size}], got shape {state.shape}")
     columns = tables.columns
     scale = checks.per_angle(contrast, "contrast", state.shape[0], state.dtype)
     jtj, jtr, sums = sums_of_angles(state, columns, tables.n_parameters, scale, jnp)
-    jtj, jtr = join_angles(jtj, jtr, scaling, jnp)
+    basis = scale_basis(scaling, len(jtj)).astype(jtj.dtype)
+    jtj, jtr = join_angles(jtj, jtr, basis, jnp)
     chi2, cost, count, mirrored = jnp.sum(sums, axis=0)
     return NormalEquations(jtj, jtr, chi2, cost, count, mirrored)
 

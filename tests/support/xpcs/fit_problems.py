@@ -87,24 +87,25 @@ def dense_fit(
     sigma=1.0,
     bounds=(-np.inf, np.inf),
     points: np.ndarray | None = None,
-    shared: bool = False,
+    basis: np.ndarray | None = None,
     loss: str = "linear",
     f_scale: float = 1.0,
 ) -> OptimizeResult:
     """Fit [contrast.., offset.., physics..] to the points above the diagonal with SciPy.
 
-    The default start is the truth. `points` [n, n] chooses others; `shared` has one contrast and
-    offset for all angles.
+    The default start is the truth. `points` [n, n] chooses others. Contrast and offset of the
+    angles are `basis` [n_phi, k] times k fitted coefficients each.
     """
     count, n, _ = case.data.shape
     start = case.truth if start is None else start
     i, j = np.triu_indices(n, 1) if points is None else np.nonzero(points)
-    scales = 1 if shared else count
+    basis = np.eye(count) if basis is None else basis
+    scales = basis.shape[1]
     data, sigma = case.data[:, i, j], np.broadcast_to(np.asarray(sigma, float), case.data.shape)
     sigma = sigma[:, i, j]
 
     def residual(x):
-        contrast, offset = np.resize(x[:scales], count), np.resize(x[scales : 2 * scales], count)
+        contrast, offset = basis @ x[:scales], basis @ x[scales : 2 * scales]
         A, X = phases(x[2 * scales :], n, case.phi)
         square = np.sinc((X[:, i] - X[:, j]) / np.pi) ** 2
         f = np.exp(-2 * np.abs(A[i] - A[j])) * square**2

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import csv
 
+import h5py
 import numpy as np
 import pytest
 
 from jaxkern import performance, xpcs
 from jaxkern.cli import main
 from jaxkern.xpcs.analysis import fit_many as module
+from jaxkern.xpcs.fitting.evaluation import FitProgress
 
 N = 48
 TRUTH = [2e4, 0.2, 50.0]
@@ -168,3 +170,47 @@ def test_a_damaged_file_does_not_stop_the_others(rings, tmp_path, capsys):
     for name in ("../x", "a/b", "..", ""):
         with pytest.raises(ValueError, match="expected names of folders"):
             xpcs.fit_many({name: data[0]}, models[0], output=tmp_path / "more")
+
+
+def test_an_open_file_with_other_data_is_fitted_again(rings, tmp_path):
+    models, data = rings
+    values = []
+    for matrices in data[:2]:
+        with h5py.File(tmp_path / "data.h5", "w") as file:
+            for k, matrix in enumerate(matrices):
+                file[f"c2_{k:05d}"] = matrix
+            fits = xpcs.fit_many(
+                {"run": file["/"]}, models[0], output=tmp_path / "out", search="local"
+            )
+        values.append(fits.params["D0"][0])
+    assert values[0] != values[1]
+
+
+def test_a_killed_wide_search_resumes(rings, tmp_path, monkeypatch):
+    """Its checkpoint was read by the first search, which raised CheckpointError in every call."""
+    noise = 1 + 0.01 * np.random.default_rng(1).normal(size=(2, N, N))
+    streaming = xpcs.StreamingOptions(enable_checkpoints=True, checkpoint_dir=tmp_path / "saved")
+    options = {"streaming": streaming, "output": tmp_path / "out", "progress": False}
+
+    def kill(model, data, **arguments):
+        def stop(self, number, cost):
+            if number > 1:  # after the first checkpoint
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            if arguments["search"] == "wide":
+                patch.setattr(FitProgress, "after_pass", stop)
+            return xpcs.fit(model, data, **arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "fit", kill)
+        with pytest.raises(KeyboardInterrupt):
+            xpcs.fit_many([noise], rings[0][0], **options)
+    assert xpcs.fit_many([noise], rings[0][0], **options).count("done") == 1
+
+
+def test_plots_against_numbers_of_numpy_and_without_labels():
+    row = {"D0": 1.0, "D0_err": 0.1, "success": True}
+    outcomes = [module.FitOutcome(str(k), {"age": np.int64(k)}, "done", row=row) for k in (1, 2)]
+    fits = module.ManyFits((*outcomes, module.FitOutcome("bad", {}, "failed", "damaged")))
+    assert fits.plot().axes[0].get_xlabel() == "age"

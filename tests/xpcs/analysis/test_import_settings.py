@@ -162,6 +162,19 @@ def test_their_numbers_are_kept(tmp_path):
     assert old.initial_parameters.values["gamma_dot_t0"] == 0.003
 
 
+@pytest.mark.parametrize(
+    ("mode", "scaling"),
+    [("fourier", "fourier"), ("averaged", "constant"), ("constant", "fixed"), ("auto", "auto")],
+)
+def test_modes_of_contrast_and_baseline(mode, scaling):
+    """Their "constant" is not fitted, and "averaged" is one pair."""
+    series = {"per_angle_mode": mode, "fourier_order": 3, "fourier_auto_threshold": 6}
+    optimization = {"method": "nlsq", "nlsq": {"anti_degeneracy": series}}
+    config, keys = import_settings(_nlsq("static", optimization=optimization))
+    assert config is not None, [key for key in keys if key.outcome == "error"]
+    assert (config.scaling, config.fourier_order) == (scaling, 3)
+
+
 def _names(tree, prefix=""):
     for name, value in tree.items():
         if str(name).startswith("_"):

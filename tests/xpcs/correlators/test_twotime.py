@@ -103,8 +103,8 @@ def frames_read(source):
 
 @pytest.mark.parametrize(
     ("most", "pixels"),
-    [(81, 2500), (82, 2500), (255, 258), (255, 2500), (361, 700), (363, 700), (65535, 2500),
-     (2**21, 2500), (2**32 - 1, 60)],
+    [(127, 2500), (127, 16384), (128, 1000), (128, 2500), (255, 258), (255, 2500),
+     (361, 700), (363, 700), (65535, 2500), (2**21, 2500), (2**32 - 1, 60)],
 )  # fmt: skip
 def test_matrices_of_whole_counts_are_exact(most, pixels):
     """At the largest sums that a number of pixels can have, on either side of each limit."""

@@ -79,7 +79,7 @@ def test_robust_losses_reach_scipys_optimum(loss):
 def test_shared_fixed_and_auto_scales():
     case = problems.simulate(same_scales=True, seed=5)
     start = np.concatenate([[0.3], [1.0], problems.START])
-    dense = problems.dense_fit(case, start, shared=True)
+    dense = problems.dense_fit(case, start, basis=np.ones((3, 1)))
     for scaling in ("constant", "auto"):
         result = checks.fit(
             model_of(case), case.data, 1.0, problems.START, scaling=scaling, **TIGHT

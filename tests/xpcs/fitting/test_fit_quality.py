@@ -333,3 +333,24 @@ def test_right_fits_of_speckles_are_rarely_rejected():
                     if "not noise" in result.message or (determined and not result.success):
                         rejected.append((frames, rate, mean, seed, result.message))
     assert len(rejected) <= 0.02 * fits, rejected
+
+
+def test_noise_without_a_decay():
+    """The fit ended at finite errors with success."""
+    t, noise = 0.1 * np.arange(60), np.random.default_rng(1).normal(0, 0.01, (2, 60, 60))
+    model = jk.xpcs.Static(jk.xpcs.Geometry(0.0054, None, 0.1, t, [0.0, 60.0]))
+    result = jk.xpcs.fit(model, 1 + noise, 0.01, progress=False)
+    assert not result.success
+    assert "the data show no decay" in result.message
+
+
+def test_another_minimum_that_is_as_good():
+    """Shear that decorrelates within a frame determines neither its rate nor its direction."""
+    t, noise = 0.1 * np.arange(60), np.random.default_rng(2).normal(0, 0.01, (4, 60, 60))
+    model = jk.xpcs.LaminarFlow(jk.xpcs.Geometry(0.0054, 2e6, 0.1, t, [0.0, 45.0, 90.0, 135.0]))
+    simple = {"alpha": 0.0, "D_offset": 0.0, "beta": 0.0, "gamma_dot_t_offset": 0.0}
+    truth = [1e4, 0.0, 0.0, 0.05, 0.0, 0.0, -3.0]
+    data = np.asarray(jk.xpcs.g2(model, truth, 0.2, 1.0), float) + noise
+    result = jk.xpcs.fit(model, data, 0.01, p0=simple, hold=list(simple), progress=False)
+    assert not result.success
+    assert "another minimum is nearly as good (gamma_dot_t0 = " in result.message

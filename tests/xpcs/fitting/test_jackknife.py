@@ -132,6 +132,14 @@ def test_equals_refits_without_angles_if_frames_are_few():
     own = np.linalg.inv(J_scales.T @ J_scales)
     scales = follow @ physics @ follow.T + result.inflation * own
     assert_covariance(result.pcov, scales, free[:10], 5e-3)
+    # The coefficients of a series have information from all angles.
+    waves = np.deg2rad(phi)[:, None]
+    basis = np.hstack([np.ones((5, 1)), np.cos(waves), np.sin(waves)])
+    options = {"scaling": "fourier", "fourier_order": 1, **TIGHT}
+    result = checks.fit(model_of(case), case.data, 1.0, SMOOTH, **options)
+    dense = problems.dense_fit(case, result.popt, basis=basis)
+    covariance = weighted_jackknife(dense.jac, -dense.fun, [angle == k for k in range(5)])
+    assert_covariance(result.pcov, covariance, np.arange(13), 2e-2)
 
 
 @pytest.mark.parametrize("loss", ["huber", "cauchy"])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from jaxkern.core.memory import available_bytes
-from jaxkern.core.progress import ProgressBar
+from jaxkern.core.progress import track
 from jaxkern.pipeline.sources.files import Paths, expand_paths, import_extra, map_file
 from jaxkern.pipeline.sources.images.columns import (
     Column,
@@ -22,13 +22,7 @@ from jaxkern.pipeline.sources.images.columns import (
 )
 from jaxkern.pipeline.sources.images.fields import ImageOptions
 from jaxkern.pipeline.sources.images.headers import ByteRanges
-from jaxkern.pipeline.sources.remote import (
-    File,
-    RemoteError,
-    Url,
-    binary_file,
-    expand_files,
-)
+from jaxkern.pipeline.sources.remote import File, RemoteError, Url, binary_file, expand_files
 from jaxkern.pipeline.sources.source import BatchSource, RecordSource, check_numeric, join_arrays
 from jaxkern.ring import RowParts
 
@@ -267,32 +261,30 @@ def _parquet_tables(
     parquet = import_extra("pyarrow.parquet", "parquet")
     parts: list[_Part] = []
     largest = 0
-    with ProgressBar(True, "Parquet", "files") as bar:
-        for number, path in enumerate(files):
-            groups = []
-            options = {"page_checksum_verification": verify, "pre_buffer": isinstance(path, Url)}
-            try:
-                with binary_file(path) as opened, parquet.ParquetFile(opened, **options) as file:
-                    _check_names(str(path), file.schema_arrow.names, names)
-                    for group in range(file.num_row_groups):
-                        if largest > available_bytes():
-                            raise MemoryError(
-                                f"memory suffices for {group} of {file.num_row_groups} row groups "
-                                f"of {path}; use columns=[...], or an Arrow file"
-                            )
-                        part = file.read_row_group(group, None if names is None else [*names])
-                        part.validate(full=verify)
-                        if verify:
-                            _check_statistics(path, file, group, part)
-                        groups.append(part)
-                        largest = max(largest, part.nbytes)
-                    table = arrow.concat_tables(groups or [file.schema_arrow.empty_table()])
-            except (RemoteError, FileNotFoundError):
-                raise
-            except (arrow.ArrowException, OSError, UnicodeError) as error:
-                raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
-            parts.append(_Part(str(path), table))
-            bar.update(number + 1, len(files))
+    for path in track(files, "Parquet", "files"):
+        groups = []
+        options = {"page_checksum_verification": verify, "pre_buffer": isinstance(path, Url)}
+        try:
+            with binary_file(path) as opened, parquet.ParquetFile(opened, **options) as file:
+                _check_names(str(path), file.schema_arrow.names, names)
+                for group in range(file.num_row_groups):
+                    if largest > available_bytes():
+                        raise MemoryError(
+                            f"memory suffices for {group} of {file.num_row_groups} row groups "
+                            f"of {path}; use columns=[...], or an Arrow file"
+                        )
+                    part = file.read_row_group(group, None if names is None else [*names])
+                    part.validate(full=verify)
+                    if verify:
+                        _check_statistics(path, file, group, part)
+                    groups.append(part)
+                    largest = max(largest, part.nbytes)
+                table = arrow.concat_tables(groups or [file.schema_arrow.empty_table()])
+        except (RemoteError, FileNotFoundError):
+            raise
+        except (arrow.ArrowException, OSError, UnicodeError) as error:
+            raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
+        parts.append(_Part(str(path), table))
     return parts
 
 

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from jaxkern.core.failures import note
-from jaxkern.core.progress import ProgressBar
+from jaxkern.core.progress import track
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.files import NUMPY_HEADERS, Paths, expand_paths, import_extra
 from jaxkern.pipeline.sources.images.columns import (
@@ -175,15 +175,13 @@ class TFRecordSource(EncodedSource):
         fields = _Fields(features, decoders or {})
         blobs: list[np.ndarray] = []
         ends: list[int] = []
-        with ProgressBar(True, "TFRecord", "files") as bar:
-            for number, file in enumerate(self.files):
-                if file.stat().st_size:
-                    data = np.memmap(file, np.uint8, "r")
-                    for offset, record in _frames(file, data):
-                        fields.add(len(blobs), offset, record, f"{file}, record at byte {offset}")
-                    blobs.append(data)
-                ends.append(fields.records)
-                bar.update(number + 1, len(self.files))
+        for file in track(self.files, "TFRecord", "files"):
+            if file.stat().st_size:
+                data = np.memmap(file, np.uint8, "r")
+                for offset, record in _frames(file, data):
+                    fields.add(len(blobs), offset, record, f"{file}, record at byte {offset}")
+                blobs.append(data)
+            ends.append(fields.records)
         if not fields.records:
             raise ValueError(f"{self.files[0]}: no records in these files")
         name_of = functools.partial(part_name, "record", self.files, np.array(ends))

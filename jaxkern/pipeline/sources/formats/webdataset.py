@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from jaxkern.core.caches import SETTLED, cache_folder, read_index, write_index
-from jaxkern.core.progress import ProgressBar
+from jaxkern.core.progress import track
 from jaxkern.pipeline.sources.files import NUMPY_HEADERS, Paths, expand_paths, map_file
 from jaxkern.pipeline.sources.images.columns import Column, Decode, EncodedSource, decoded
 from jaxkern.pipeline.sources.images.fields import ImageOptions
@@ -123,18 +123,16 @@ class _Index:
         self._keys: list[str] = []
         self._endings: dict[str, int] = {}
         members, shards, ends = [], [], []
-        with ProgressBar(True, "index", "shards") as bar:
-            for number, (file, blob) in enumerate(zip(files, self._blobs, strict=True)):
-                shard = _cached_index(file, blob)
-                numbers = [self._endings.setdefault(e, len(self._endings)) for e in shard.endings]
-                renumbered = shard.members.copy()
-                renumbered["sample"] += len(self._keys)
-                renumbered["ending"] = np.array(numbers, np.int32)[shard.members["ending"]]
-                members.append(renumbered)
-                shards.append(np.full(len(renumbered), number))
-                self._keys += shard.keys
-                ends.append(len(self._keys))
-                bar.update(number + 1, len(files))
+        for number, file in enumerate(track(files, "index", "shards")):
+            shard = _cached_index(file, self._blobs[number])
+            numbers = [self._endings.setdefault(e, len(self._endings)) for e in shard.endings]
+            renumbered = shard.members.copy()
+            renumbered["sample"] += len(self._keys)
+            renumbered["ending"] = np.array(numbers, np.int32)[shard.members["ending"]]
+            members.append(renumbered)
+            shards.append(np.full(len(renumbered), number))
+            self._keys += shard.keys
+            ends.append(len(self._keys))
         if not self._keys:
             raise ValueError(f"{', '.join(map(str, files))[:200]}: no samples in these shards")
         self._members, self._shards = np.concatenate(members), np.concatenate(shards)

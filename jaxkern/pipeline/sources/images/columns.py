@@ -19,13 +19,12 @@ from jaxkern.pipeline.sources.source import (
     ArraySource,
     BatchSource,
     EncodedImages,
-    check_records,
-    common_length,
     locate,
     record_arrays,
     stack_records,
 )
 from jaxkern.ring import RowParts
+from jaxkern.ring.rows import check_records, common_length
 
 #: function from the bytes of a field of a record to a number, an array, or a dict of these
 Decode = Callable[[bytes], Any]
@@ -165,7 +164,7 @@ class EncodedSource(BatchSource):
     def row_arrays(self) -> Mapping[str, np.ndarray | RowParts] | None:
         if self._made or (self.images and not self.encoded_images()):
             return None
-        return {} if self._arrays is None else self._arrays.arrays
+        return {} if self._arrays is None else self._arrays.row_arrays()
 
     def encoded_images(self) -> Mapping[str, EncodedImages]:
         if self._made:

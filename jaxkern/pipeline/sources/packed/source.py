@@ -37,12 +37,13 @@ from jaxkern.pipeline.sources.remote import (
 )
 from jaxkern.pipeline.sources.source import (
     EncodedImages,
+    RowReader,
     check_choice,
-    check_records,
     join_arrays,
     locate,
 )
 from jaxkern.ring import RowParts
+from jaxkern.ring.rows import check_records
 
 _RECORDS_PER_THREAD = 64  # minimum number of records per thread that verifies checksums
 
@@ -281,13 +282,13 @@ class PackedSource(EncodedSource):
 
     def _column(
         self, stored: _StoredField, options: ImageOptions
-    ) -> np.ndarray | RowParts | ImageColumn | RecordColumn:
+    ) -> np.ndarray | RowParts | RowReader | ImageColumn | RecordColumn:
         """Return a column of arrays of equal shape, of images, or of arrays read one by one."""
         field, shapes = stored.field, stored.shape
         views = []
         if field.codec == "array" and (shapes == shapes[0]).all():
             if self._is_remote:
-                return _RemoteRows(stored)
+                return RowReader((len(shapes), *shapes[0].tolist()), field.dtype, stored.read)
             ends = zip(self._ends.tolist(), self._counts, self._files, strict=True)
             views = [stored.view(file, end - count, end) for end, count, file in ends]
             known = [view for view in views if view is not None]
@@ -358,6 +359,11 @@ class _StoredField:
         shape = self.shape[record].tolist()
         return np.frombuffer(self.ranges[record], self.field.dtype).reshape(shape)
 
+    def read(self, records: np.ndarray, out: np.ndarray) -> None:
+        """Read records of equal shape."""
+        for row, record in enumerate(records.tolist()):
+            out[row] = self.array(record)
+
     def view(self, file: np.ndarray, first: int, end: int) -> np.ndarray | None:
         """Return a view of records of equal shape in a file; None without a constant stride."""
         offset, size = self.ranges.ranges[first:end, 1], int(self.ranges.ranges[first, 2])
@@ -368,22 +374,6 @@ class _StoredField:
         dense = np.ndarray(shape, self.field.dtype, file, int(offset[0])).strides
         strides = (int(steps[0]) if steps.size else size, *dense)
         return np.ndarray((end - first, *shape), self.field.dtype, file, int(offset[0]), strides)
-
-
-class _RemoteRows(RowParts):
-    """Arrays of equal shape that are read from their servers."""
-
-    def __init__(self, stored: _StoredField) -> None:
-        shape = (len(stored.shape), *stored.shape[0].tolist())
-        super().__init__([np.broadcast_to(np.empty((), stored.field.dtype), shape)])
-        self._stored = stored
-
-    def take(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        if out is None:
-            out = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        for row, record in enumerate(rows.tolist()):
-            out[row] = self._stored.array(record)
-        return out
 
 
 class _PackedImages(ImageColumn):
