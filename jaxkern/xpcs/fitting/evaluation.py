@@ -82,8 +82,7 @@ class Evaluation:
         progress: FitProgress,
         on_best: Callable[[Solution], None],  # called after a pass with the best point so far
         earlier: int,  # passes of this start before it was resumed
-        rival: Solution
-        | None = None,  # the best one of other starts; it ends starts that are worse
+        rival: Solution | None = None,  # the best one of earlier starts; it ends worse ones
     ) -> None:
         self.problem, self.runner, self.free = problem, runner, problem.free
         self._base, self._progress, self._on_best, self._rival = base, progress, on_best, rival
