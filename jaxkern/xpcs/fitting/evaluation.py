@@ -36,8 +36,8 @@ Array = NDArray[np.float64]
 # Relative difference of costs of the same minimum, and the largest relative decrease of the cost
 # that the normal equations predict well. In a curved valley it is exact long before the minimum.
 _SAME_COST, _PREDICTABLE = 1e-6, 1e-2
-# A minimum is as good as another one if its chi2 is not higher by more than this many variances of
-# the noise, and distinct if a parameter differs by this many standard errors.
+# A minimum is worse than another one if its chi2 is higher by this many variances of the noise, and
+# distinct if a parameter differs by this many standard errors.
 EVIDENCE, DISTINCT = 25.0, 5.0
 
 
@@ -178,8 +178,7 @@ class Evaluation:
     def sums(self, solution: Solution) -> AngleSums:
         """Return the sums at a solution, from another pass if it was read from a checkpoint."""
         point = solution.point
-        sums: AngleSums = self._sums(solution.x) if point is None else point.sums
-        return sums
+        return self._sums(solution.x) if point is None else point.sums
 
     def extra_passes(
         self, passes: Sequence[tuple[Array, NDArray[np.bool_] | None]]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from jaxkern.core.arrays import npz_bytes
 from jaxkern.core.paths import write_atomically
 from jaxkern.xpcs.fitting.data import BadBlocks
-from jaxkern.xpcs.fitting.evaluation import DISTINCT, EVIDENCE, Evaluation, FitProblem
+from jaxkern.xpcs.fitting.evaluation import DISTINCT, Evaluation, FitProblem
 from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
 from jaxkern.xpcs.fitting.profile import Profile, profile
@@ -30,6 +30,9 @@ Array = NDArray[np.float64]
 
 # Largest relative standard error of a parameter that counts as determined by the data.
 _LARGEST_ERROR = 100.0
+# Another minimum is as good if its chi2 exceeds that of the result by at most this multiple of the
+# variance of the noise.
+_EVIDENCE = 9.0
 # Arrays [n_phi] of a result.
 SCALES = ("contrast", "contrast_error", "offset", "offset_error")
 
@@ -543,7 +546,7 @@ def _ambiguous(
         period = np.where(periodic, bounds.period, 1.0)
         step = np.where(periodic, step - period * np.round(step / period), step)
         distinct = [k for k in range(len(x)) if physics[k] and abs(step[k]) > DISTINCT * errors[k]]
-        if difference <= EVIDENCE and distinct:
+        if difference <= _EVIDENCE and distinct:
             values = ", ".join(
                 f"{names[k]} = {x[k] + step[k]:.4g}, not {x[k]:.4g}" for k in distinct
             )

@@ -84,7 +84,7 @@ class Geometry:
         """Times [n_t] for the power laws, in s: t, at least max(half of the first step, 1e-8)."""
         xp: Any = np if isinstance(self.t, np.ndarray) else jnp
         floor = xp.maximum(abs(self.t[1] - self.t[0]) / 2, 1e-8)
-        return xp.maximum(self.t, floor)  # type: ignore[no-any-return]
+        return xp.maximum(self.t, floor)
 
     @property
     def numbers(self) -> tuple[Any, ...]:
