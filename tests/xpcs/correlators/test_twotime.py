@@ -75,7 +75,7 @@ def test_the_definition(dtype, most, smoothing):
     check(frames, dynamic, static, mask, 1e-9 if dtype == "int32" else 1e-12, smoothing=smoothing)
 
 
-@few_or_many(20, 300)
+@few_or_many(20, 150)
 def test_random_small_cases(examples):
     check_examples(examples, random_case, data=st.data())
 
