@@ -116,9 +116,10 @@ Case mix(Pixels dtype) {
           }};
 }
 
-// Operations of an image program, and the values of each.
-Case program(Pixels dtype, std::vector<Code> codes, std::vector<std::vector<float>> values,
-             int32_t interpolation = 1) {
+// The values of each operation of an image program.
+using StepValues = std::vector<std::vector<float>>;
+
+Case program(Pixels dtype, std::vector<Code> codes, StepValues values, int32_t interpolation = 1) {
   constexpr int32_t kSide = 128;
   const size_t bytes = kSide * kSide * 3 * item(dtype);
   const auto in = random_memory(bytes, dtype == Pixels::kF32), out = random_memory(bytes);
@@ -445,14 +446,14 @@ std::vector<std::pair<std::string, std::function<Case()>>> cases() {
     for (const Pixels dtype : {kU8, kF32}) {
       const std::string name =
           std::string("program ") + step.name + (dtype == kU8 ? " u8" : " f32");
-      add(program, name, dtype, std::vector{step.code}, std::vector{step.values}, 1);
+      add(program, name, dtype, std::vector{step.code}, StepValues{step.values}, 1);
     }
   }
   add(program, "program warp nearest u8", kU8, std::vector{Code::kWarp},
-      std::vector{std::vector{.9f, .1f, 2.f, -.1f, .9f, 3.f}}, 0);
+      StepValues{{.9f, .1f, 2, -.1f, .9f, 3}}, 0);
   add(program, "program ColorJitter u8", kU8,
       std::vector{Code::kBrightness, Code::kContrast, Code::kSaturation, Code::kHue},
-      std::vector<std::vector<float>>{{1.2f}, {1.2f, -.2f}, {1.2f, -.2f}, {.1f}}, 1);
+      StepValues{{1.2f}, {1.2f, -.2f}, {1.2f, -.2f}, {.1f}}, 1);
   add(multitau, "multitau u8", correlators::Dtype::kU8, 7);
   add(multitau, "multitau u16", correlators::Dtype::kU16, 7);
   add(multitau, "multitau f32", correlators::Dtype::kF32, 7);
