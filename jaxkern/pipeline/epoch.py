@@ -453,8 +453,7 @@ def first_item(plan: PipelinePlan) -> WorkItem:
         raise ValueError("the shapes of batches are unknown: the epoch has no batch")
     if item.error is not None:
         raise item.error
-    made: WorkItem = item.value
-    return made
+    return item.value
 
 
 @functools.lru_cache(maxsize=256)

@@ -159,8 +159,7 @@ class Assembly:
 
     def get(self, timeout: float | None = None) -> dict[str, jax.Array]:
         """Wait for the next batch and return it; see `Ring.get`."""
-        batch: dict[str, jax.Array] = batch_or_raise(self.take(timeout))
-        return batch
+        return batch_or_raise(self.take(timeout))
 
     def take(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
         """Return the next batch or error; see `Ring.take`."""

@@ -71,8 +71,7 @@ class RowParts:
     @property
     def dtype(self) -> np.dtype:
         """Return the dtype of the first array."""
-        dtype: np.dtype = self.arrays[0].dtype
-        return dtype
+        return self.arrays[0].dtype
 
     def take(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Gather rows int [N] into `out` [N, ...], a new array by default, and return it.

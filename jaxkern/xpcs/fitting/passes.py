@@ -386,8 +386,7 @@ class PassRunner:
             at["initial"] = states[chunk.angle][None]
             if sigma is not None:
                 at["sigma"] = jax.device_put(sigma[None])
-            state: Array = self._program.accumulate(tables, at)[0]
-            return state
+            return self._program.accumulate(tables, at)[0]
 
         with ThreadPoolExecutor(1, "jaxkern-read") as reader:
             ahead = self._submit(reader, 0)
