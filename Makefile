@@ -122,8 +122,8 @@ bench-native: EXTRA = bench
 bench-native: install
 	cmake -S benchmarks/native -B build/bench
 	cmake --build build/bench -j 2
-	for kind in image xpcs ring; do build/bench/bench_$$kind --json build/bench/native-$$kind.json && \
-		$(BIN)/python benchmarks/native.py $$kind build/bench/native-$$kind.json || exit; done
+	for kind in image xpcs ring; do \
+		$(BIN)/python benchmarks/native.py $$kind build/bench/bench_$$kind || exit; done
 	build/bench/bench_pages
 
 # Profile of the demo: a table, a plot and a trace in benchmark-results/.

@@ -4,7 +4,6 @@
     python benchmarks/gpu.py --values      # values only, of small operands
     python benchmarks/gpu.py --kernels     # the time on the GPU of the longest kernels
     python benchmarks/gpu.py --dry-run     # small operands, with the CPU in place of the GPU
-    python benchmarks/gpu.py --expected    # the computed times alone; needs no GPU
 
 `make gpu-check` runs it and writes the results. Each arm is one compiled program on operands that
 together are larger than the GPU's cache. Programs are enqueued back to back and waited for at the
@@ -90,8 +89,6 @@ def arms_of(case: Case, gpu: Any, cpu: Any, values: bool) -> dict[str, tuple[Any
 def row(case: Case, gpu: Any, cpu: Any, options: Any, copied: float) -> list[Any]:
     """Compare the values of a case, measure it, and return its row of the table."""
     cells = [case.name, f"{1e6 * case.expected:.1f}"]
-    if options.expected:
-        return cells
     arms = arms_of(case, gpu, cpu, options.values)
     if options.values:
         return [*cells, f"within {case.tolerance:g}"]
@@ -317,16 +314,13 @@ def main() -> int:
     parser.add_argument("--values", "--quick", action="store_true", help="compare values only")
     parser.add_argument("--kernels", action="store_true", help="times of kernels by the profiler")
     parser.add_argument("--dry-run", action="store_true", help="the CPU in place of the GPU")
-    parser.add_argument("--expected", action="store_true", help="print the computed times only")
     parser.add_argument("--cases", default="", help="a regular expression of names")
     options = parser.parse_args()
     cpu = jax.devices("cpu")[0]
-    gpu = cpu if options.dry_run or options.expected else jax.devices("cuda")[0]
+    gpu = cpu if options.dry_run else jax.devices("cuda")[0]
     small, failed, copied = options.values or options.dry_run, 0, 1.0
     header = "op | expected on an H200, us"
-    if options.expected:
-        header += " | measured, us"
-    elif options.values:
+    if options.values:
         header += " | values"
     elif options.kernels:
         header += " | on the device, us | longest kernels, us"

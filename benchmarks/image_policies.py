@@ -30,7 +30,6 @@ from policy_peers import AFFINE, ALBUMENTATIONS, JITTER, PEERS, PIL, SIZE, TENSO
 
 import jaxkern as jk
 from jaxkern import image as ji
-from jaxkern.benchmarking import Samples
 
 COUNT = 64
 OURS, BEFORE = "jaxkern", "jaxkern, without RandAugment"
@@ -100,8 +99,8 @@ def check(name: str, ours: Any, theirs: np.ndarray) -> None:
     harness.within(name, scale * abs(ours.mean() - theirs.mean()), MEAN_LIMIT, "levels")
 
 
-def compare_peers(name: str, rounds: int) -> tuple[dict[str, Samples], list[harness.Row]]:
-    """Return samples, and rows of the table."""
+def compare_peers(name: str, rounds: int) -> list[harness.Row]:
+    """Return rows of the table, after a comparison of the results."""
     recipe = RECIPES[name]
     edge = (256 - recipe.side) // 2
     inner = slice(edge, edge + recipe.side)
@@ -129,38 +128,22 @@ def compare_peers(name: str, rounds: int) -> tuple[dict[str, Samples], list[harn
             row = harness.Row(name, samples, OURS, theirs, bar)
             row.name += f": {row.fastest}"
             rows.append(row)
-    return samples, rows
-
-
-def rates(samples: dict[str, Any]) -> list[str]:
-    """Return a table of the images per second of each arm in each recipe, with quartiles."""
-    rows = []
-    for arm in (OURS, BEFORE, *PEERS):
-        cells = []
-        for of_recipe in samples.values():
-            times = [of_recipe[arm].percentile(q) for q in (50, 75, 25)] if arm in of_recipe else []
-            rate = [f"{COUNT / seconds:,.0f}" for seconds in times]
-            cells.append(f"{rate[0]} ({rate[1]} to {rate[2]})" if rate else "")
-        if any(cells):
-            rows.append((arm, *cells))
-    header = f"images/s (quartiles) | {' | '.join(samples)}"
-    return harness.table(header, "l" + "r" * len(samples), rows)
+    return rows
 
 
 def main() -> None:
     only = {"nargs": "+", "choices": RECIPES}
     bench = harness.Benchmark(__doc__, {"--only": only}, rounds=(15, 3))
     kept = jk.performance.tune_host_allocator()
-    samples, table = {}, []
+    table = []
     for name in harness.progress(bench.options.only or RECIPES, "recipes"):
-        samples[name], rows = compare_peers(name, bench.rounds)
-        table += rows
+        table += compare_peers(name, bench.rounds)
     note = (
         "All arms draw new parameters in each call and use two cores; freed memory kept: "
         f"{kept}. Medians of interleaved rounds."
     )
     packages = ["torch", "pillow", "torchvision", "albumentations", "opencv-python-headless"]
-    bench.write([*harness.rates(table, COUNT), "", *rates(samples)], packages, note)
+    bench.write(harness.rates(table, COUNT), packages, note)
 
 
 if __name__ == "__main__":

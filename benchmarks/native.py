@@ -1,17 +1,17 @@
 """Native kernels and the native ring, without Python or XLA.
 
-    python benchmarks/native.py image build/bench/native-image.json
+    python benchmarks/native.py image build/bench/bench_image
 
-``make bench-native`` runs it after the benchmark itself, which writes the file. Calls from Python
-are measured here: of images, the overhead of a call, as the time of an 8x8 image inside jit; of the
-ring, the time to transfer a batch of 1 KiB to Python, compared with a queue. One thread puts and
-gets, so that no time is spent waiting.
+``make bench-native`` builds the programs. Calls from Python are measured here: of images, the
+overhead of a call, as the time of an 8x8 image inside jit; of the ring, the time to transfer a
+batch of 1 KiB to Python, compared with a queue. One thread puts and gets, so that no time is spent
+waiting.
 """
 
 from __future__ import annotations
 
-import json
 import queue
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,25 +26,6 @@ from photographs import crops
 
 import jaxkern as jk
 
-COMMON = [("case", "case", ""), ("level", "level", ""), ("threads", "threads", "")]
-SHARE = ("share of the ceiling", "share_of_ceiling", ".0%")
-# Title, key and format of the columns.
-COLUMNS: dict[str, list[tuple[str, str, str]]] = {
-    "image": [
-        *COMMON,
-        ("us an image", "us_per_image", ".2f"),
-        ("ns a value", "ns_per_value", ".3f"),
-        ("GB/s", "gigabytes_per_second", ".2f"),
-        SHARE,
-    ],
-    "xpcs": [
-        *COMMON,
-        ("ns a point", "ns_per_point", ".3f"),
-        ("Mpoints/s", "million_points_per_second", ",.0f"),
-        SHARE,
-    ],
-    "ring": [("slots", "capacity", ""), ("us a batch between two native threads", "us", ".2f")],
-}
 BATCHES = 32  # that a turn of the ring transfers
 
 
@@ -105,21 +86,19 @@ def transfers_to_python(rounds: int) -> tuple[list[str], dict[str, Any]]:
 
 
 def main() -> None:
-    bench = harness.Benchmark(
-        __doc__, {"kind": {"choices": COLUMNS}, "native": {"type": Path, "metavar": "FILE"}}
-    )
-    kind = bench.options.kind
-    native: list[dict[str, Any]] = json.loads(bench.options.native.read_text())["rows"]
-    columns = COLUMNS[kind]
-    align = "".join("l" if title in ("case", "level") else "r" for title, *_ in columns)
-    rows = ([f"{row[key]:{form}}" for _, key, form in columns] for row in native)
-    lines = harness.table(" | ".join(title for title, *_ in columns), align, rows)
+    choices = {"choices": ("image", "xpcs", "ring")}
+    program = {"type": Path, "metavar": "PROGRAM", "help": "build/bench/bench_KIND"}
+    bench = harness.Benchmark(__doc__, {"kind": choices, "program": program})
+    kind, command = bench.options.kind, [bench.options.program.absolute()]
+    if bench.quick and kind != "ring":
+        command += ["--repetitions", "2"]
+    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     more, times = [], {}
     if kind == "image":
         more, times = calls_inside_jit(5 if bench.quick else 25)
     elif kind == "ring":
         more, times = transfers_to_python(20 if bench.quick else 200)
-    bench.write([*lines, "", *more], name=f"native-{kind}", rows=native, microseconds=times)
+    bench.write([lines, *more], name=f"native-{kind}", microseconds=times)
 
 
 if __name__ == "__main__":

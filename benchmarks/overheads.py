@@ -2,8 +2,9 @@
 
 Import times are measured in new processes, compile times with new functions in one process. Memory
 is the peak of a process minus the input and the output of the call. A jitted call is timed in
-processes that have used `watch_compiles` and in others that have not, in turns. The first call of a
-list of transforms is measured in a new process, and its draws per 64 of 4,096 images.
+processes that have used `watch_compiles` and in others that have not, in turns. The first calls of
+a list of transforms, jitted and then eager, are measured in a new process, and its draws per 64 of
+4,096 images.
 """
 
 from __future__ import annotations
@@ -109,8 +110,12 @@ def chains() -> dict[str, jk.image.Compose]:
     return {name: jk.image.Compose([*crop, *steps, last]) for name, steps in added.items()}
 
 
-def first_call(name: str) -> tuple[float, int, float]:
-    """Return CPU seconds until a list of transforms is compiled, HLO instructions, us a draw."""
+def first_call(name: str) -> tuple[float, int, float, float, int]:
+    """Return CPU seconds until a list of transforms is compiled, HLO instructions, us a draw.
+
+    Then the CPU seconds of the first eager call with another number of images, and the programs
+    that it compiles.
+    """
     aug, count = chains()[name], 64
     keys = jax.random.split(jax.random.key(0), count)
     images = jax.ShapeDtypeStruct((count, 256, 256, 3), np.uint8)
@@ -127,7 +132,13 @@ def first_call(name: str) -> tuple[float, int, float]:
         jax.block_until_ready(draw(many))
         draws.append((time.process_time() - start) / 64)
     instructions = len(re.findall(r"^\s+(?:ROOT )?%?[\w.-]+ = ", text, re.MULTILINE))
-    return seconds, instructions, 1e6 * min(draws)
+    eager_keys = jax.random.split(jax.random.key(1), count // 2)
+    batch = np.zeros((count // 2, 256, 256, 3), np.uint8)
+    start = time.process_time()
+    with jk.performance.watch_compiles() as watch:
+        jax.block_until_ready(aug(eager_keys, batch))
+    eager = time.process_time() - start
+    return seconds, instructions, 1e6 * min(draws), eager, watch.compiles
 
 
 def memory(antialias: bool) -> float:
@@ -180,12 +191,15 @@ def main() -> None:
         values.append((name, call("memory", antialias), 4))
     firsts = {}
     for name, aug in chains().items():
-        firsts[name] = seconds, instructions, draw = harness.call("overheads", "first_call", name)
+        firsts[name] = harness.call("overheads", "first_call", name)
+        seconds, instructions, draw, eager, programs = firsts[name]
         most = 40 + 10 * len(aug.transforms)
         values += [
             (f"first call of 64 x 256^2, {name}, ms of CPU", 1e3 * seconds, 300),
             (f"HLO instructions, {name}", instructions, most),
             (f"draws of 64 images, {name}, us of CPU", draw, 30),
+            (f"eager call of 32 x 256^2, {name}, ms of CPU", 1e3 * eager, 300),
+            (f"programs that it compiles, {name}", programs, 1),
         ]
     rows = ((n, f"{v:.1f}", f"{bar:g}", harness.at_most(v, bar)) for n, v, bar in values)
     lines = harness.table(" | measured | bar | ", "lrrl", rows)

@@ -24,14 +24,15 @@ import jax
 from jaxkern.benchmarking import environment
 from jaxkern.benchmarking.measurement import conditions
 
-SCRIPTS = (
-    "image_augment", "image_policies", "plain_calls", "overheads", "execution",
-    "ring_batches", "file_batches", "open_files", "packed_files", "token_packing", "mixtures",
-    "xpcs_kernels", "xpcs_fits", "xpcs_g2_fits", "xpcs_errors",
-    "xpcs_fit_checks", "xpcs_minima", "xpcs_streaming", "xpcs_correlators",
-    "xpcs_cpu", "damaged_files", "instructions", "free_threads", "remote_files",
-)  # fmt: skip
+# The other programs, which have a step each; native.py has one for each kind.
+PROGRAMS = sorted(
+    path.stem
+    for path in harness.HERE.glob("*.py")
+    if "__main__" in path.read_text() and path.stem not in ("run", "native")
+)
 EMULATION = ("aarch64-linux-gnu-g++", "qemu-aarch64", "qemu-x86_64", "cmake")
+# Parts of the names of steps -> commands that they need.
+COMMANDS = {"native": ("cmake",), "instructions": EMULATION}
 
 
 def script(name: str, *arguments: str) -> list[str]:
@@ -39,12 +40,11 @@ def script(name: str, *arguments: str) -> list[str]:
 
 
 def native(kind: str) -> list[list[str]]:
-    build, record = Path("build/bench"), f"build/bench/native-{kind}.json"
+    build = Path("build/bench")
     return [
         ["cmake", "-S", str(harness.HERE / "native"), "-B", str(build)],
         ["cmake", "--build", str(build), "-j", "2"],
-        [str(build / f"bench_{kind}"), "--json", record],
-        script("native", kind, record),
+        script("native", kind, str(build / f"bench_{kind}")),
     ]
 
 
@@ -52,25 +52,25 @@ def native(kind: str) -> list[list[str]]:
 STEPS = {
     # -P: the installed package, not the source tree of the working directory.
     "ops": [[sys.executable, "-P", "-m", "jaxkern", "bench", "--output-dir", str(harness.RAW)]],
-    **{name.replace("_", "-"): [script(name)] for name in SCRIPTS},
+    **{name.replace("_", "-"): [script(name)] for name in PROGRAMS},
     **{f"native-{kind}": native(kind) for kind in ("image", "xpcs", "ring")},
-    "gpu": [script("gpu")],
-    "gpu-kernels": [script("gpu_kernels")],
 }
+
+
+def missing(name: str) -> str:
+    """Return what a step needs and this machine lacks."""
+    if name == "gpu" and jax.default_backend() != "gpu":
+        return "a GPU"
+    if name == "free-threads" and not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "free-threaded Python"
+    needed = [command for part, all_ in COMMANDS.items() if part in name for command in all_]
+    return ", ".join(command for command in needed if not shutil.which(command))
 
 
 def run(name: str, quick: bool) -> tuple[str, list[str]]:
     """Run the commands of a step; return its outcome and its lines of the page."""
-    if name == "gpu" and jax.default_backend() != "gpu":
-        return "skipped", ["Skipped: JAX has no GPU here."]
-    if name == "free-threads" and not sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return "skipped", ["Skipped: this Python is not free-threaded."]
-    if name == "gpu-kernels" and not shutil.which("nvcc"):
-        return "skipped", ["Skipped: nvcc is not installed."]
-    if name.startswith("native") and not shutil.which("cmake"):
-        return "skipped", ["Skipped: cmake is not installed."]
-    if name == "instructions" and not all(map(shutil.which, EMULATION)):
-        return "skipped", [f"Skipped: needs {', '.join(EMULATION)}."]
+    if lacking := missing(name):
+        return "skipped", [f"Skipped: needs {lacking}."]
     start, (*before, last) = time.time(), STEPS[name]
     shorter = ["--rounds", "5"] if name == "ops" else ["--quick"]
     for command in [*before, [*last, *(shorter if quick else ())]]:

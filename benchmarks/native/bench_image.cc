@@ -1,4 +1,4 @@
-// Times the image kernels on 64 images per case. Usage: bench_image [--json FILE] [--repetitions N]
+// Times the image kernels on 64 images per case. Usage: bench_image [--repetitions N]
 // [--filter TEXT] [--level NAME] [--threads N] [--clock wall|cpu]. `share` is the time to move the
 // case's bytes at the measured load and streaming-store speeds, divided by the case's time.
 #include <cinttypes>
@@ -249,38 +249,19 @@ double rate(const std::vector<Arm>& arms, int threads, int which) {
   return 0;
 }
 
-void report(const std::vector<Arm>& arms, const char* json) {
-  FILE* file = json ? std::fopen(json, "w") : nullptr;
-  if (json && !file) std::printf("cannot write %s\n", json);
-  if (file) std::fprintf(file, "{\"images\": %" PRId64 ", \"rows\": [\n", kImages);
-  std::printf("%-30s %-8s %7s %9s %17s %8s %8s %7s %6s\n", "case", "level", "threads", "us/image",
-              "(quartiles)", "best", "ns/value", "GB/s", "share");
-  bool first = true;
+void report(const std::vector<Arm>& arms) {
+  std::printf(
+      "| case | level | threads | us an image | quartiles | ns a value | GB/s | share of the "
+      "ceiling "
+      "|\n|---|---|--:|--:|--:|--:|--:|--:|\n");
   for (const Arm& arm : arms) {
-    const double median = arm.quantile(.5);
+    const double median = arm.quantile(.5), scale = 1e6 / arm.items;
     const double ideal =
         arm.written / rate(arms, arm.threads, 0) + arm.read / rate(arms, arm.threads, 1);
-    const double scale = 1e6 / arm.items;
-    std::printf("%-30s %-8s %7d %9.2f (%7.2f-%7.2f) %8.2f %8.3f %7.2f %5.0f%%\n", arm.name.c_str(),
+    std::printf("| %s | %s | %d | %.2f | %.2f to %.2f | %.3f | %.2f | %.0f%% |\n", arm.name.c_str(),
                 arm.level.c_str(), arm.threads, median * scale, arm.quantile(.25) * scale,
-                arm.quantile(.75) * scale, arm.quantile(0) * scale, median * 1e9 / arm.elements,
+                arm.quantile(.75) * scale, median * 1e9 / arm.elements,
                 (arm.read + arm.written) / median * 1e-9, 100 * ideal / median);
-    if (!file) continue;
-    std::fprintf(file,
-                 "%s  {\"case\": \"%s\", \"level\": \"%s\", \"threads\": %d, "
-                 "\"us_per_image\": %.3f, \"us_low_quartile\": %.3f, \"us_high_quartile\": %.3f, "
-                 "\"us_best\": %.3f, "
-                 "\"ns_per_value\": %.5f, \"gigabytes_per_second\": %.3f, "
-                 "\"share_of_ceiling\": %.4f}",
-                 first ? "" : ",\n", arm.name.c_str(), arm.level.c_str(), arm.threads,
-                 median * scale, arm.quantile(.25) * scale, arm.quantile(.75) * scale,
-                 arm.quantile(0) * scale, median * 1e9 / arm.elements,
-                 (arm.read + arm.written) / median * 1e-9, ideal / median);
-    first = false;
-  }
-  if (file) {
-    std::fprintf(file, "\n]}\n");
-    std::fclose(file);
   }
 }
 
@@ -291,13 +272,11 @@ int main(int argc, char** argv) {
   using namespace jaxkern;
   using namespace jaxkern::benchmarks;
   bool cpu = false;
-  const char *json = nullptr, *filter = "", *only_level = nullptr;
+  const char *filter = "", *only_level = nullptr;
   int repetitions = 15, most_threads = 2;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
-    if (option == "--json")
-      json = argv[i + 1];
-    else if (option == "--filter")
+    if (option == "--filter")
       filter = argv[i + 1];
     else if (option == "--level")
       only_level = argv[i + 1];
@@ -334,6 +313,6 @@ int main(int argc, char** argv) {
     for (const char* level : levels) arms.push_back(mix_arm(dtype, name, level, 1));
   }
   measure(arms, repetitions, cpu);
-  report(arms, json);
+  report(arms);
   return 0;
 }

@@ -1,10 +1,7 @@
-// Measures the cost of passing a small batch from one thread to another through the ring:
-//   bench_ring [--json FILE]
+// Measures the cost of passing a small batch from one thread to another through the ring.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -56,8 +53,8 @@ double hand_over(int64_t capacity, bool* right) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  std::string rows;
+int main() {
+  std::printf("| slots | us a batch between two native threads | least to most |\n|--:|--:|--:|\n");
   for (const int64_t capacity : {1, 4, 16, 64}) {
     std::vector<double> found;
     for (int round = 0; round < 7; ++round) {
@@ -69,18 +66,8 @@ int main(int argc, char** argv) {
       }
     }
     std::sort(found.begin(), found.end());
-    const double median = found[found.size() / 2];
-    std::printf("capacity %3d: %6.2f us a batch (%.2f to %.2f)\n", static_cast<int>(capacity),
-                median, found.front(), found.back());
-    rows += std::string(rows.empty() ? "" : ",") +
-            "\n  {\"capacity\": " + std::to_string(capacity) +
-            ", \"us\": " + std::to_string(median) + "}";
-  }
-  if (argc == 3 && std::strcmp(argv[1], "--json") == 0) {
-    std::FILE* file = std::fopen(argv[2], "w");
-    if (file == nullptr) return 1;
-    std::fprintf(file, "{\"rows\": [%s\n]}\n", rows.c_str());
-    std::fclose(file);
+    std::printf("| %d | %.2f | %.2f to %.2f |\n", static_cast<int>(capacity),
+                found[found.size() / 2], found.front(), found.back());
   }
   return 0;
 }

@@ -1,4 +1,4 @@
-// Times the XPCS kernels. Usage: bench_xpcs [--json FILE] [--repetitions N] [--level NAME]. `share`
+// Times the XPCS kernels. Usage: bench_xpcs [--repetitions N] [--level NAME]. `share`
 // is the time to move the case's bytes at the measured load and streaming-store speeds, divided by
 // the case's time; 100% if memory alone limits the kernel.
 #include <cinttypes>
@@ -172,34 +172,17 @@ double speed(const std::vector<Arm>& arms, int threads, size_t which) {
   return 0;
 }
 
-void report(const std::vector<Arm>& arms, const char* json) {
-  FILE* file = json ? std::fopen(json, "w") : nullptr;
-  if (json && !file) std::printf("cannot write %s\n", json);
-  if (file) std::fprintf(file, "{\"rows\": [\n");
-  std::printf("%-44s %-8s %7s %9s %17s %9s %6s\n", "case", "level", "threads", "ns/point",
-              "(quartiles)", "Mpoints/s", "share");
-  bool first = true;
+void report(const std::vector<Arm>& arms) {
+  std::printf(
+      "| case | level | threads | ns a point | quartiles | Mpoints/s | share of the ceiling |\n"
+      "|---|---|--:|--:|--:|--:|--:|\n");
   for (const Arm& arm : arms) {
     const double ns = 1e9 / arm.elements, median = arm.quantile(.5);
     const double ideal =
         arm.written / speed(arms, arm.threads, 0) + arm.read / speed(arms, arm.threads, 1);
-    std::printf("%-44s %-8s %7d %9.3f (%7.3f-%7.3f) %9.0f %5.0f%%\n", arm.name.c_str(),
+    std::printf("| %s | %s | %d | %.3f | %.3f to %.3f | %.0f | %.0f%% |\n", arm.name.c_str(),
                 arm.level.c_str(), arm.threads, median * ns, arm.quantile(.25) * ns,
                 arm.quantile(.75) * ns, arm.elements / median * 1e-6, 100 * ideal / median);
-    if (!file) continue;
-    std::fprintf(
-        file,
-        "%s  {\"case\": \"%s\", \"level\": \"%s\", \"threads\": %d, \"ns_per_point\": %.5f, "
-        "\"ns_low_quartile\": %.5f, \"ns_high_quartile\": %.5f, "
-        "\"million_points_per_second\": %.1f, \"share_of_ceiling\": %.4f}",
-        first ? "" : ",\n", arm.name.c_str(), arm.level.c_str(), arm.threads, median * ns,
-        arm.quantile(.25) * ns, arm.quantile(.75) * ns, arm.elements / median * 1e-6,
-        ideal / median);
-    first = false;
-  }
-  if (file) {
-    std::fprintf(file, "\n]}\n");
-    std::fclose(file);
   }
 }
 
@@ -209,13 +192,11 @@ void report(const std::vector<Arm>& arms, const char* json) {
 int main(int argc, char** argv) {
   using namespace jaxkern;
   using namespace jaxkern::benchmarks;
-  const char *json = nullptr, *only_level = nullptr;
+  const char* only_level = nullptr;
   int repetitions = 15;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
-    if (option == "--json")
-      json = argv[i + 1];
-    else if (option == "--level")
+    if (option == "--level")
       only_level = argv[i + 1];
     else if (option == "--repetitions")
       repetitions = std::max(1, std::atoi(argv[i + 1]));
@@ -239,6 +220,6 @@ int main(int argc, char** argv) {
   add_kernel_arms(arms, "3 x 1000^2, flow", 1000, 3, true, levels, 2);
   add_kernel_arms(arms, "3 x 1000^2, static", 1000, 3, false, levels, 2);
   measure(arms, repetitions, false);
-  report(arms, json);
+  report(arms);
   return 0;
 }

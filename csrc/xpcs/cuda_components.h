@@ -4,8 +4,8 @@
 //
 // The normal equations have too many columns for one thread: the threads of a block compute the
 // columns of one point each in shared memory, and then a few products of all these points each,
-// with their sums in registers. A kernel calls these steps, with a barrier after evaluate, add and
-// stage:
+// with their sums in registers. A kernel calls these steps, with a barrier after load, evaluate,
+// add and stage:
 //
 //   load           loads what is common to the points; a block that is not active ends here
 //   begin          a column of the matrix for each thread

@@ -94,10 +94,9 @@ class Callee:
 
     def fresh(self) -> tuple[Any, ...]:
         """Return arguments for one call, in which donated arrays are copies."""
-        copied: tuple[Any, ...] = jax.tree.map_with_path(
+        return jax.tree.map_with_path(
             lambda path, x: jnp.copy(x) if keystr(path) in self.donated else x, self.args
         )
-        return copied
 
     def __call__(self) -> Any:
         """Call once and wait for the result; detect a donation inside ``fn``."""

@@ -38,8 +38,7 @@ def aligned_array(
     size = math.prod(shape) * dtype.itemsize
     space = make(size + ALIGNMENT - 1, np.uint8)
     start = -space.__array_interface__["data"][0] % ALIGNMENT
-    array: np.ndarray = space[start : start + size].view(dtype).reshape(shape)
-    return array
+    return space[start : start + size].view(dtype).reshape(shape)
 
 
 def aligned_copy(array: np.ndarray) -> np.ndarray:

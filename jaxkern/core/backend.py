@@ -19,7 +19,7 @@ _context = jax.make_user_context(None)
 def _checked(value: str, source: str) -> Backend:
     for name in get_args(Backend):
         if value == name:
-            return name  # type: ignore[no-any-return]
+            return name
     raise ValueError(
         f"{source} is {value!r}; expected 'auto' (native where a kernel exists), 'native' (an "
         "error if no kernel exists) or 'jax' (pure JAX)"
@@ -44,14 +44,14 @@ def backend(name: Backend) -> AbstractContextManager[None]:
       >>> with jk.backend("jax"):
       ...     pass
     """
-    return _context(_checked(name, "backend"))  # type: ignore[no-any-return]
+    return _context(_checked(name, "backend"))
 
 
 def current_backend() -> Backend:
     """Return the active backend: the innermost context, ``JAXKERN_BACKEND`` or ``"auto"``."""
     value = _context.value
     if value is not None:
-        return value  # type: ignore[no-any-return]
+        return value
     return _checked(os.environ.get("JAXKERN_BACKEND", "auto") or "auto", "JAXKERN_BACKEND")
 
 

@@ -37,17 +37,13 @@ _import_dlpack = _jax.dlpack_managed_tensor_to_buffer
 
 def array_from_dlpack(capsule: Any, device: jax.Device) -> jax.Array:
     """Return the host memory of an aligned DLPack tensor as a committed array on a CPU device."""
-    array: jax.Array = _import_dlpack(capsule, device, None, None)
-    return array
+    return _import_dlpack(capsule, device, None, None)
 
 
 def uncommitted(array: jax.Array) -> jax.Array:
     """Return an uncommitted array that shares the memory of an array on one device."""
     arrays = array._arrays  # type: ignore[attr-defined]
-    result: jax.Array = ArrayImpl(
-        array.aval, array.sharding, arrays, committed=False, _skip_checks=True
-    )
-    return result
+    return ArrayImpl(array.aval, array.sharding, arrays, committed=False, _skip_checks=True)
 
 
 def sdy_sharding_rule(

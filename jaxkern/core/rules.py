@@ -103,8 +103,7 @@ def _jvp(
                 full[i] = x
             return op.batched_impl(*full, batch_dims=batch_dims, **static)
 
-        tangents: tuple[Any, ...] = jax.jvp(along, [operands[i] for i in active], list(moved))[1]
-        return tangents
+        return jax.jvp(along, [operands[i] for i in active], list(moved))[1]
 
     moved = [nonzero[i] for i in active]
     # The fallback's gathers and products need not follow Explicit mode's typing rules.

@@ -16,14 +16,7 @@ from jaxkern.core.axes import axis_size, flat_axes
 from jaxkern.core.failures import note
 from jaxkern.execution.jit import JitFunction, JITOptions
 from jaxkern.execution.mesh import DeviceMesh
-from jaxkern.execution.operator import (
-    Operator,
-    Static,
-    check_not_traced,
-    is_array,
-    name_of,
-    unbind,
-)
+from jaxkern.execution.operator import Operator, Static, check_not_traced, is_array, name_of, unbind
 from jaxkern.execution.options import Supervised, Task, current_options, run_call, run_tasks
 
 _AXIS = "workers"

@@ -184,8 +184,7 @@ class PipelineParallel:
 
     def apply(self, stages: Sequence[Any], batch: Any) -> jax.Array:
         """Run other stages, which have the structure of the original ones."""
-        result: jax.Array = self._jitted(list(stages), jnp.asarray(batch))
-        return result
+        return self._jitted(list(stages), jnp.asarray(batch))
 
     def _run(self, stages: list[Any], batch: jax.Array) -> jax.Array:
         records = batch.shape[0] if batch.ndim else 0
@@ -256,8 +255,7 @@ class PipelineParallel:
         ticks = jnp.arange(self._count + self._devices - 1)
         _, results = lax.scan(tick, jnp.zeros_like(inputs[0]), ticks)
         # A device has the result of microbatch m at tick m + stage.
-        own: jax.Array = lax.dynamic_slice_in_dim(results, stage, self._count)
-        return own
+        return lax.dynamic_slice_in_dim(results, stage, self._count)
 
 
 def _chain(group: Sequence[Any], x: Any) -> Any:

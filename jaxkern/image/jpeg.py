@@ -179,7 +179,7 @@ def decode_jpeg(
         begin = starts.astype(end.dtype)
     static = {"height": height, "width": width, "channels": channels, "max_pixels": max_pixels}
     static |= {"denominator": denominator, "mask": on_bad == "mask"}
-    return decode_jpeg_op(data[None], begin, end, batch_dims=1, **static)  # type: ignore[no-any-return]
+    return decode_jpeg_op(data[None], begin, end, batch_dims=1, **static)
 
 
 def _integers(name: str, values: Any) -> jax.Array:

@@ -213,12 +213,11 @@ def without_unused_calls(program: ClosedJaxpr) -> ClosedJaxpr:
 
 def constants_as_inputs(jaxpr: Jaxpr) -> Jaxpr:
     """Return the program with its constants as its first inputs."""
-    opened: Jaxpr = jaxpr.replace(
+    return jaxpr.replace(
         constvars=[],
         invars=[*jaxpr.constvars, *jaxpr.invars],
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
-    return opened
 
 
 def _with_constants(

@@ -215,10 +215,8 @@ class _Section(ItemSource):
         self, epoch: Epoch, vertices: Sequence[Vertex], index: int = 0, position: Any = None
     ) -> None:
         self._epoch, self._vertices, self.index = epoch, vertices, index
-        layouts = [epoch.layouts[vertex] for vertex in vertices]
-        self._batches = layouts[0].batches
-        lasts = (layout.last_sequential for layout in layouts)
-        self._sequential = next((last for last in lasts if last is not None), None)
+        layout = epoch.layouts[vertices[0]]  # equal for all of them, see `Merge`
+        self._batches, self._sequential = layout.batches, layout.last_sequential
         self._flow: Flow | None = None
         if self._sequential is not None:
             self._flow = epoch.open_flow(self._sequential, position)
@@ -292,18 +290,16 @@ class WorkItems(_Section):
         # Slots do not hold Ragged images, whose buffers have no fixed length.
         usual = self._plan.first if slot and slot["leaves"] else None
         out = None
-        if usual is not None and self._fills_slots and self._is_full(index, len(usual.records)):
-            (out,) = usual._replace(leaves=slot["leaves"]).batches()
+        if usual is not None and self._fills_slots:
+            rows = self._epoch.layouts[self._vertices[0]].rows_of(index)
+            if self._sequential is not None or len(rows) == len(usual.records):
+                (out,) = usual._replace(leaves=slot["leaves"]).batches()
         item = self._item(index, pulled, out)
         if usual is not None and item.is_like(usual):
             return item.fill(slot)
         # A later batch would overwrite the data that a source wrote to the slot. The copy that JAX
         # needs is made here, not in the thread that waits for the item.
         return item if slot is None else item.with_owned_buffers()
-
-    def _is_full(self, index: int, rows: int) -> bool:
-        layout = self._epoch.layouts[self._vertices[0]]
-        return self._sequential is not None or len(layout.rows_of(index)) == rows
 
     def _item(self, index: int, pulled: Any, out: Data | None) -> WorkItem:
         epoch = self._epoch
@@ -457,8 +453,7 @@ def first_item(plan: PipelinePlan) -> WorkItem:
         raise ValueError("the shapes of batches are unknown: the epoch has no batch")
     if item.error is not None:
         raise item.error
-    made: WorkItem = item.value
-    return made
+    return item.value
 
 
 @functools.lru_cache(maxsize=256)

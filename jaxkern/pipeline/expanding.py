@@ -162,8 +162,7 @@ def part_ids(records: np.ndarray, counts: Sequence[int]) -> np.ndarray:
         raise ValueError(f"a record has {max(counts):,} parts; expected at most {PARTS:,}")
     starts = np.cumsum([0, *counts])[:-1]
     within = np.arange(sum(counts)) - np.repeat(starts, counts)
-    ids: np.ndarray = np.repeat(records.astype(np.int64) * PARTS, counts) + within
-    return ids
+    return np.repeat(records.astype(np.int64) * PARTS, counts) + within
 
 
 class Window(SequentialNode):
@@ -230,8 +229,7 @@ class Window(SequentialNode):
         data = {name: block.data[name] for name in names}
         if ragged := [name for name, value in data.items() if row.has_ragged(value)]:
             raise ValueError(f"fields {ragged} hold images of different sizes; resize them before")
-        rows: Rows = super().rows(block._replace(data=data))
-        return rows
+        return super().rows(block._replace(data=data))
 
     def _windows_of_sequences(self, block: Block, names: Sequence[str]) -> Rows:
         count = len(block.records)

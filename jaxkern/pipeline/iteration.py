@@ -100,8 +100,7 @@ class PipelineIterator(Iterator[Data]):
                 raise item.error
             finally:
                 del item  # its traceback references this frame
-        batch: Data = item.value[0]
-        return batch
+        return item.value[0]
 
     def get_state(self) -> dict[str, Any]:
         """Return the state after the last delivered batch: a small dict that JSON can represent."""
@@ -388,5 +387,4 @@ def _shard(leaf: Any, sharding: jax.sharding.NamedSharding, axes: int | None = N
     """Return the global array of all processes' parts; its first `axes` axes are divided."""
     array = np.asarray(leaf)
     placed = leading_axes(sharding, array.ndim if axes is None else axes)
-    result: jax.Array = jax.make_array_from_process_local_data(placed, array)
-    return result
+    return jax.make_array_from_process_local_data(placed, array)

@@ -253,10 +253,9 @@ class Combined(PipelineNode):
         if len(inputs) > 1 or row.has_ragged(inputs):
             return None  # the length of a Ragged buffer depends on the images
         rows = layout.first_rows
-        spec: Data = jax.tree.map(
+        return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), inputs[0]
         )
-        return spec
 
     def block(self, blocks: Blocks, vertex: Vertex, batch: int, out: Data | None = None) -> Block:
         epoch = blocks.epoch

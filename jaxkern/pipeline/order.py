@@ -62,8 +62,7 @@ class Permutation:
                 f"got {values.min()} to {values.max()}; expected 0 to {self.count - 1}"
             )
         if self.count <= _LISTED:
-            listed: Array = _listed(self.count, self._keys)[inverse][values]
-            return listed
+            return _listed(self.count, self._keys)[inverse][values]
         if (library := registry.module("cpu")) is not None:
             images: Array = values.copy()  # in C order, so that reshape returns a view
             sides = self.count, int(self._a), int(self._b)
@@ -96,8 +95,7 @@ def _mix(x: Array) -> Array:
     """Bijection of 64-bit words; each output bit depends on each input bit (Stafford's mix 13)."""
     x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
-    mixed: Array = x ^ (x >> _U64(31))
-    return mixed
+    return x ^ (x >> _U64(31))
 
 
 def _reduce(x: Array, key: np.uint64, limit: np.uint64) -> Array:
@@ -156,8 +154,7 @@ class Schedule:
     def _first_before(self, positions: Positions) -> Positions:
         a, b, phase = self._split
         periods, rest = np.divmod(positions, a + b)
-        count: Positions = periods * a + (rest * a + phase) // (a + b)
-        return count
+        return periods * a + (rest * a + phase) // (a + b)
 
     def at(self, positions: Positions) -> tuple[Positions, Positions]:
         """Return (source, number of earlier records of it) for positions int64 [n]."""

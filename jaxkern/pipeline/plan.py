@@ -64,8 +64,7 @@ class WorkItem(NamedTuple):
 
     def batches(self) -> tuple[Data, ...]:
         """Return the batches."""
-        batches: tuple[Data, ...] = self.tree.unflatten([self.leaves[i] for i in self.indices])
-        return batches
+        return self.tree.unflatten([self.leaves[i] for i in self.indices])
 
     def with_owned_buffers(self) -> WorkItem:
         """Return the item with copies of the NumPy arrays that something else may use."""
@@ -139,8 +138,7 @@ class NodeProgram:
 
     def __call__(self, item: WorkItem, key: Any) -> Data:
         """Return the batch for the batches of `inputs` and the key data uint32 [2] of the epoch."""
-        data: Data = self._jitted(*item[:4], key)
-        return data
+        return self._jitted(*item[:4], key)
 
     def spec(self, item: WorkItem) -> Data:
         """Return the shapes of the batch without compiling."""
@@ -149,8 +147,7 @@ class NodeProgram:
             return self._evaluate(item._replace(leaves=leaves, records=records), key)
 
         key = np.zeros(2, np.uint32)
-        spec: Data = jax.eval_shape(evaluate, item.leaves, item.records, key)
-        return spec
+        return jax.eval_shape(evaluate, item.leaves, item.records, key)
 
     def compiled(self, item: WorkItem, key: Any) -> Any:
         """Return the ``jax.stages.Compiled`` that a call with these shapes uses."""
@@ -343,9 +340,8 @@ class PipelinePlan:
                     self.derivations[vertex] = salt
                 draws[node.stream_name] += 1
         self.layouts = self._all_layouts()
-        # The last vertex whose batches depend on all earlier ones, or None:
-        lasts = [self.layouts[v].last_sequential for v in self.inputs]
-        self.last_sequential = next((last for last in lasts if last is not None), None)
+        #: the last vertex whose batches depend on all earlier ones, or None
+        self.last_sequential = self.layout.last_sequential
         sources = (vertex.node for vertex in self.vertices if isinstance(vertex.node, SourceNode))
         #: True if a source has a field "valid" for records that it cannot read
         self.masks = any(node.source.on_bad_record == "mask" for node in sources)

@@ -84,8 +84,7 @@ def canonical(array: np.ndarray) -> np.ndarray:
 def canonical_dtype(dtype: np.dtype) -> np.dtype:
     """Return the dtype that JAX uses for a dtype of any byte order; raise TypeError without one."""
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
-    result: np.dtype = jax.dtypes.canonicalize_dtype(native)
-    return result
+    return jax.dtypes.canonicalize_dtype(native)
 
 
 def images_of(ragged: Ragged, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:

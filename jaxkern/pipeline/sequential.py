@@ -51,8 +51,7 @@ class ReadItem(NamedTuple):
         """The records of its rows; empty for an error."""
         if self.item.error is not None:
             return np.empty(0, np.int64)
-        records: np.ndarray = self.item.value.records
-        return records
+        return self.item.value.records
 
     @property
     def end(self) -> int:

@@ -119,8 +119,7 @@ class _PackFlow(Flow):
         while number >= self._count:
             if not self._read():
                 return None
-        read: ReadItem = next(read for read in reversed(self._items) if read.first <= number)
-        return read
+        return next(read for read in reversed(self._items) if read.first <= number)
 
     def _locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the offsets of documents in the values of their items, and their lengths."""

@@ -19,7 +19,7 @@ from jaxkern.core.arrays import check_mapped
 from jaxkern.core.backend import ThreadContexts
 from jaxkern.ring import errors
 from jaxkern.ring.ring import Ring, RingStats, SlotMemory, batch_or_raise
-from jaxkern.ring.rows import RowParts, byte_rows
+from jaxkern.ring.rows import RowParts, byte_rows, common_length, is_numeric
 
 Remainder = Literal["drop", "pad", "partial"]
 
@@ -159,8 +159,7 @@ class Assembly:
 
     def get(self, timeout: float | None = None) -> dict[str, jax.Array]:
         """Wait for the next batch and return it; see `Ring.get`."""
-        batch: dict[str, jax.Array] = batch_or_raise(self.take(timeout))
-        return batch
+        return batch_or_raise(self.take(timeout))
 
     def take(self, timeout: float | None = None) -> tuple[int, BaseException | None, Any]:
         """Return the next batch or error; see `Ring.take`."""
@@ -334,9 +333,7 @@ def _fields(arrays: Mapping[str, Any], producers: dict[str, RecordProducer]) -> 
     fields = {
         name: _Field(name, value, producers.pop(name, None)) for name, value in arrays.items()
     }
-    lengths = {name: len(field.parts) for name, field in fields.items()}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"the fields have different numbers of records: {lengths}")
+    common_length({name: len(field.parts) for name, field in fields.items()})
     return fields
 
 
@@ -344,7 +341,7 @@ def _array(name: str, value: Any) -> np.ndarray:
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.ndim == 0:
         raise ValueError(f"field {name!r} is a scalar; expected an array [N, ...]")
-    if array.dtype.kind in "OSUMm" or (array.dtype.kind == "V" and array.dtype.isbuiltin != 2):
+    if not is_numeric(array.dtype):
         raise TypeError(f"field {name!r} has dtype {array.dtype}; expected numbers or bools")
     if not array.dtype.isnative:
         raise TypeError(f"field {name!r} has dtype {array.dtype.str}, not in native byte order")

@@ -80,8 +80,7 @@ def push(ring: Any, token: jax.Array, batch: Any) -> jax.Array:
     structure = _structure(ring)
     leaves = structure.program_leaves(batch)
     call = jax.ffi.ffi_call(PUSH, jax.ShapeDtypeStruct((2,), jnp.uint32), has_side_effect=True)
-    result: jax.Array = call(_checked.bind(_token(token), target=PUSH), *leaves)
-    return result
+    return call(_checked.bind(_token(token), target=PUSH), *leaves)
 
 
 def _structure(ring: Any) -> Structure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -36,7 +36,7 @@ def gather_rows(arrays: Sequence[np.ndarray], rows: np.ndarray, out: np.ndarray)
         library.gather_rows(parts, np.ascontiguousarray(rows, np.int64), flat)
         return out
     ends = np.cumsum([len(array) for array in arrays])
-    _check_rows(rows, int(ends[-1]))
+    check_records(rows, int(ends[-1]))
     numbers = np.searchsorted(ends, rows, side="right")
     for number, array in enumerate(arrays):
         selected = numbers == number
@@ -71,8 +71,7 @@ class RowParts:
     @property
     def dtype(self) -> np.dtype:
         """Return the dtype of the first array."""
-        dtype: np.dtype = self.arrays[0].dtype
-        return dtype
+        return self.arrays[0].dtype
 
     def take(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Gather rows int [N] into `out` [N, ...], a new array by default, and return it.
@@ -95,7 +94,7 @@ class RowParts:
         """
         if len(self.arrays) <= _FEW_PARTS or not len(rows):
             return self.arrays, rows
-        _check_rows(rows, len(self))
+        check_records(rows, len(self))
         numbers = np.searchsorted(self._ends, rows, side="right")
         used = np.flatnonzero(np.bincount(numbers))
         shift = np.zeros(used[-1] + 1, np.int64)
@@ -103,9 +102,23 @@ class RowParts:
         return [self.arrays[number] for number in used.tolist()], rows - shift[numbers]
 
 
-def _check_rows(rows: np.ndarray, count: int) -> None:
-    if rows.size and not (rows.min() >= 0 and rows.max() < count):
-        raise IndexError(f"rows {rows.min()} to {rows.max()} are out of range for {count} rows")
+def check_records(records: np.ndarray, count: int) -> None:
+    """Raise IndexError for records outside [0, count)."""
+    if records.size and not (records.min() >= 0 and records.max() < count):
+        raise IndexError(f"records {records.min()} to {records.max()} are out of range for {count}")
+
+
+def common_length(lengths: Mapping[str, int]) -> int:
+    """Return the length of all fields; raise ValueError if lengths differ."""
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"the fields have different numbers of records: {dict(lengths)}")
+    return next(iter(lengths.values()))
+
+
+def is_numeric(dtype: np.dtype) -> bool:
+    """True for numbers and bools, including JAX's dtypes such as bfloat16."""
+    # Those have NumPy's kind of void, but are registered: isbuiltin is 2.
+    return dtype.kind not in "OSUMm" and (dtype.kind != "V" or dtype.isbuiltin == 2)
 
 
 def _is_byte_copy(arrays: Sequence[np.ndarray], out: np.ndarray) -> bool:

@@ -95,14 +95,12 @@ class Structure:
 
     def _zero_copy(self, slot: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         if isinstance(slot, np.ndarray):  # a dtype without a DLPack code
-            copy: jax.Array = jax.device_put(_view(slot, leaf), self._one)
-            return copy
+            return jax.device_put(_view(slot, leaf), self._one)
         return compat.array_from_dlpack(slot, self._one)
 
 
 def _view(memory: np.ndarray, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-    view: np.ndarray = memory.view(leaf.dtype).reshape(leaf.shape)
-    return view
+    return memory.view(leaf.dtype).reshape(leaf.shape)
 
 
 def one_device(device: Any) -> Any:

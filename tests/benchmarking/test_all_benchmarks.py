@@ -1,4 +1,4 @@
-"""`benchmarks/run.py`: would catch a benchmark that it does not run."""
+"""Files of `benchmarks/`: would catch a module that nothing uses any more."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ import re
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-NO_STEPS = {"run"}  # the command itself
-
-
-def test_every_program_is_a_step():
-    texts = {path.stem: path.read_text() for path in BENCHMARKS.glob("*.py")}
-    programs = {name for name, text in texts.items() if '__name__ == "__main__"' in text}
-    assert "execution" in programs
-    assert programs - NO_STEPS <= set(re.findall(r'"(\w+)"', texts["run"]))
 
 
 def test_every_part_is_used_by_another_file():

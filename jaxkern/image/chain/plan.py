@@ -44,7 +44,7 @@ def checked_dtype(dtype: Any, name: str = "dtype", more: str = "") -> Dtype:
 
 
 def jax_dtype(code: Dtype) -> np.dtype[Any]:
-    return _JAX_DTYPES[code]  # type: ignore[no-any-return]
+    return _JAX_DTYPES[code]
 
 
 class Layout(enum.IntEnum):

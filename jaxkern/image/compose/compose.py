@@ -190,8 +190,7 @@ def _map_images(transform: Transform, params: Params, pixels: jax.Array) -> jax.
             return jnp.round(jnp.minimum(positive, 1.0) * 255.0).astype(jnp.uint8)
         return result.astype(jnp.float32)
 
-    result: jax.Array = on_batch(jax.vmap(one, in_axes=(0, axes)), pixels.ndim, pixels, arrays)
-    return result
+    return on_batch(jax.vmap(one, in_axes=(0, axes)), pixels.ndim, pixels, arrays)
 
 
 def _sample(transforms: Sequence[Transform], keys: Any, boxes: Any, size: Any) -> Draws:

@@ -124,7 +124,7 @@ class _Compiler:
         if name in _INLINED:
             inner = parameters.get("jaxpr", parameters.get("call_jaxpr"))
             constants = [self.constants(value, jax.typeof(value)) for value in inner.consts]
-            return self.run(inner.jaxpr, constants, operands)  # type: ignore[no-any-return]
+            return self.run(inner.jaxpr, constants, operands)
         rule = _STRUCTURAL.get(name)
         if rule is not None:
             results = rule(parameters, *operands)

@@ -137,7 +137,7 @@ def _run_jaxpr(closed: Any, operands: Sequence[Any]) -> Callable[..., list[Any]]
 
     if len(operands) == count:
         return run
-    return jaxpr_as_fun(_traced_for_one_image(run, operands))  # type: ignore[no-any-return]
+    return jaxpr_as_fun(_traced_for_one_image(run, operands))
 
 
 def _call(

@@ -74,8 +74,7 @@ def _step(image: jax.Array, op: jax.Array, values: jax.Array, step: ProgramStep)
     for index, code in enumerate(codes):
         which = jnp.where(finite & (op == int(code)), index + 1, which)
     branches = [lambda image, values: image] + [_operation(code, step) for code in codes]
-    result: jax.Array = lax.switch(which, branches, image, values)
-    return result
+    return lax.switch(which, branches, image, values)
 
 
 def _operation(code: Code, step: ProgramStep) -> Callable[[jax.Array, jax.Array], jax.Array]:

@@ -67,8 +67,7 @@ def elastic(pixels: jax.Array, alpha: jax.Array, field: jax.Array, **sampling: A
 def _reflected_taps(size: int, reach: int) -> np.ndarray:
     """Return indices i32 [size, 2 * reach + 1] of the taps along an axis with reflected ends."""
     padded = np.pad(np.arange(size, dtype=np.int32), reach, mode="reflect" if size > 1 else "edge")
-    taps: np.ndarray = padded[np.arange(size)[:, None] + np.arange(2 * reach + 1)]
-    return taps
+    return padded[np.arange(size)[:, None] + np.arange(2 * reach + 1)]
 
 
 def _sample_at(

@@ -45,7 +45,7 @@ def _output_dtype(value: Any, name: str) -> np.dtype[Any]:
     except TypeError as error:
         raise TypeError(checks.unexpected(name, "a dtype", value)) from error
     checked_dtype(dtype)
-    return dtype  # type: ignore[no-any-return]
+    return dtype
 
 
 @dataclasses.dataclass(frozen=True)

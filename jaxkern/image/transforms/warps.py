@@ -275,7 +275,7 @@ def _field_sigma(value: Any, name: str) -> tuple[float, float]:
     if max(_kernel(sigma)) > MAX_KERNEL:
         expected = f"a kernel of at most {MAX_KERNEL} pixels (a sigma below {MAX_KERNEL // 8})"
         raise ValueError(checks.unexpected(name, expected, _kernel(sigma)))
-    return sigma  # type: ignore[no-any-return]
+    return sigma
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,11 +13,7 @@ import numpy as np
 from jaxkern.pipeline import rows as row
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.as_source import as_source
-from jaxkern.pipeline.sources.source import (
-    ArraySource,
-    BatchSource,
-    EncodedImages,
-)
+from jaxkern.pipeline.sources.source import ArraySource, BatchSource, EncodedImages
 from jaxkern.ring import RowParts
 
 

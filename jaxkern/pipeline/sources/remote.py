@@ -127,8 +127,7 @@ def _system(url: str) -> tuple[Any, str]:
         raise ValueError(f"{url}: expected {'://, '.join(_PROTOCOLS)}://")
     package, options = _PROTOCOLS[protocol]
     import_extra(package, "remote")
-    system: tuple[Any, str] = import_extra("fsspec.core", "remote").url_to_fs(url, **options)
-    return system
+    return import_extra("fsspec.core", "remote").url_to_fs(url, **options)
 
 
 def _run(function: Callable[..., Coroutine[Any, Any, _Result]], *args: Any) -> _Result:
@@ -138,8 +137,7 @@ def _run(function: Callable[..., Coroutine[Any, Any, _Result]], *args: Any) -> _
     running: set[Any] = getattr(_calls, "running", set())
     running.add(future)
     try:
-        result: _Result = future.result()
-        return result
+        return future.result()
     finally:
         future.cancel()  # after Ctrl-C
         running.discard(future)

@@ -15,6 +15,7 @@ from jaxkern.core.arrays import check_mapped, map_npy
 from jaxkern.core.failures import note
 from jaxkern.pipeline.rows import Data, canonical, canonical_dtype, row_of
 from jaxkern.ring import RowParts
+from jaxkern.ring.rows import check_records, common_length, is_numeric
 
 #: maximum size in bytes of the arrays that `join_arrays` concatenates
 CONCATENATED_BYTES = 2**28
@@ -192,7 +193,7 @@ class ArraySource(BatchSource):
         for name, array in self.arrays.items():
             fits = out is not None and out[name].dtype == array.dtype
             target = out[name] if out is not None and fits else None
-            if isinstance(array, RowParts | RowReader):
+            if not isinstance(array, np.ndarray):
                 rows = array.take(records, target)
             else:
                 check_mapped(f"field {name!r}", array)
@@ -253,19 +254,6 @@ def locate(ends: Any, record: int) -> tuple[int, int]:
     return part, int(record - (ends[part - 1] if part else 0))
 
 
-def common_length(lengths: Mapping[str, int]) -> int:
-    """Return the length of all fields; raise ValueError if lengths differ."""
-    if len(set(lengths.values())) != 1:
-        raise ValueError(f"the fields have different numbers of records: {dict(lengths)}")
-    return next(iter(lengths.values()))
-
-
-def check_records(records: np.ndarray, count: int) -> None:
-    """Raise IndexError for records outside [0, count)."""
-    if records.size and not (records.min() >= 0 and records.max() < count):
-        raise IndexError(f"records {records.min()} to {records.max()} are out of range for {count}")
-
-
 def _array(name: str, value: Any) -> np.ndarray | RowParts | RowReader:
     if isinstance(value, RowParts | RowReader):
         return value
@@ -282,8 +270,7 @@ def _array(name: str, value: Any) -> np.ndarray | RowParts | RowReader:
 def check_numeric(array: np.ndarray, what: str) -> None:
     """Raise TypeError if an array cannot be transferred to a device."""
     dtype = array.dtype
-    # JAX's dtypes, such as bfloat16, have NumPy's kind of void, but are registered: isbuiltin is 2.
-    if dtype.kind in "OSUMm" or (dtype.kind == "V" and dtype.isbuiltin != 2):
+    if not is_numeric(dtype):
         raise TypeError(
             f"{what} has dtype {dtype}; expected numbers or bools: use jaxkern.pipeline.Encoded "
             "for encoded images, EncodedRecords for records with them; decode other values first"

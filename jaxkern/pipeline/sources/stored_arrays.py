@@ -14,14 +14,9 @@ from jaxkern.core.caches import LruCache
 from jaxkern.core.failures import note
 from jaxkern.pipeline.rows import Data
 from jaxkern.pipeline.sources.files import import_extra
-from jaxkern.pipeline.sources.source import (
-    ArraySource,
-    BatchSource,
-    RowReader,
-    check_numeric,
-    check_records,
-)
+from jaxkern.pipeline.sources.source import ArraySource, BatchSource, RowReader, check_numeric
 from jaxkern.ring import map_hdf5
+from jaxkern.ring.rows import check_records
 from jaxkern.tokens import Documents, padded_rows
 
 

@@ -19,12 +19,7 @@ from jaxkern.xpcs.analysis.correlation_plots import plot_correlations
 from jaxkern.xpcs.correlators.checks import CorrelationWarning, HotPixels, check_hot_pixels
 from jaxkern.xpcs.correlators.frame_sums import intensity_limits
 from jaxkern.xpcs.correlators.multitau import multitau
-from jaxkern.xpcs.correlators.results import (
-    MAX_DELAYS,
-    MultiTauResult,
-    TwoTimeResult,
-    check_groups,
-)
+from jaxkern.xpcs.correlators.results import MAX_DELAYS, MultiTauResult, TwoTimeResult, check_groups
 from jaxkern.xpcs.correlators.selection import BinLabels, FrameSelection, check_frame_time
 from jaxkern.xpcs.correlators.two_time import twotime
 from jaxkern.xpcs.correlators.two_time_reduction import check_form, check_smoothing, form_edges

@@ -443,5 +443,4 @@ def residual_scale(view: AngleView) -> tuple[float, float]:
 
 def _finite(arrays: Iterable[Array]) -> Array:
     points: Array = np.concatenate([np.zeros(0), *arrays])
-    finite: Array = points[np.isfinite(points)]
-    return finite
+    return points[np.isfinite(points)]

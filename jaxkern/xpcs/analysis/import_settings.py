@@ -21,8 +21,12 @@ _MODES = {
 }
 _MODE_KEYS = ("analysis_mode", f"{_NLSQ}.analysis_mode", "metadata.analysis_mode")
 _LAYOUTS = {"aps_old": "aps", "aps_u": "aps-u"}
-_NAMES = {"gamma0": "gamma_dot_t0", "gamma_offset": "gamma_dot_t_offset"}
-_NAMES_OF_TWO_COMPONENTS = {"beta": "v_beta", "phi0": "phi0_het"}
+_NAMES = {
+    **dict.fromkeys(("gamma0", "gamma_dot_0"), "gamma_dot_t0"),
+    **dict.fromkeys(("gamma_offset", "gamma_dot_offset"), "gamma_dot_t_offset"),
+    "phi_0": "phi0",
+}
+_NAMES_OF_TWO_COMPONENTS = {"beta": "v_beta", "phi0": "phi0_het", "phi_0": "phi0_het"}
 # Sections that the older packages call differently.
 _SECTIONS = {
     "analyzer_parameters.temporal.": "analyzer_parameters.",
@@ -200,6 +204,7 @@ class _Import:
     settings: dict[str, Any] = field(default_factory=dict)
     outcomes: list[ImportedKey] = field(default_factory=list)
     read: dict[str, str] = field(default_factory=dict)  # keys and the settings that use them
+    fixed_scaling: bool = False  # contrast and offset are among the fixed parameters
 
     def take(self, key: str, setting: str, default: Any = None) -> Any:
         """Remove a leaf that a setting uses, and return its value."""
@@ -371,7 +376,7 @@ def _parameters(state: _Import, model: str) -> None:
     hold: list[str] = []
 
     def rename(key: str, name: Any) -> str:
-        new = renamed.get(name, str(name))
+        new = renamed.get(str(name), str(name))
         if new not in (*known, "contrast", "offset"):
             state.add(key, "error", f"expected parameters {', '.join(known)}, got {name!r:.60}")
         return new
@@ -381,9 +386,14 @@ def _parameters(state: _Import, model: str) -> None:
     stored = state.take_list(key := f"{section}.values", key)
     if stored and len(stored) != len(names):
         state.add(key, "error", f"expected {len(names)} numbers, got {len(stored)}")
+    elif len(set(names)) < len(names):
+        state.add(key, "error", f"expected different names, got {', '.join(names)}")
     elif stored:
         values = dict(zip(names, stored, strict=True))
-    active = state.take_list(key := f"{section}.active_parameters", f"{section}.hold")
+    key = f"{section}.active_parameters"
+    if state.leaves.get(key) == []:
+        state.add(key, "error", "expected at least one name, or null for all")
+    active = state.take_list(key, f"{section}.hold")
     if active:
         active = [rename(key, name) for name in active]
         hold = [name for name in known if name not in active]
@@ -401,6 +411,12 @@ def _parameters(state: _Import, model: str) -> None:
             state.add(key, "error", f"expected name, min and max, got {item!r:.80}")
     if any(key.startswith("parameters.") for key in state.leaves):
         _grouped_parameters(state, rename, values, bounds, hold)
+    scales = [name for name in ("contrast", "offset") if name in hold]
+    hold = [name for name in hold if name not in scales]
+    state.fixed_scaling = len(scales) == 2
+    if len(scales) == 1:
+        fixed_key = f"{section}.fixed_parameters"
+        state.add(fixed_key, "error", f"expected contrast and offset or none, got {scales[0]}")
     for name in ("contrast", "offset"):
         start = state.take(key := f"{section}.per_angle_scaling.{name}", f"{section}.{name}")
         start = values.pop(name, None) if start is None else start
@@ -445,12 +461,15 @@ def _optimization(state: _Import, model: str, is_old: bool) -> None:
     key = next((key for key in keys if key in state.leaves), keys[0])
     scaling = state.take(key, "scaling", "individual" if is_old else "auto")
     scaling = scaling if all(layers) else "individual"
+    if model == "static" and scaling in ("auto", "averaged", "constant"):
+        scaling = "individual"  # as xpcsjax does
     if scaling in _SCALINGS:
-        state.set(key, "scaling", _SCALINGS[scaling])
+        state.set(key, "scaling", "fixed" if state.fixed_scaling else _SCALINGS[scaling])
     else:
         state.add(key, "error", f"expected one of {', '.join(_SCALINGS)}, got {scaling!r:.60}")
-    if not is_old and f"{_NLSQ}.loss" not in state.leaves:
-        state.set(f"{_NLSQ}.loss", "optimization.loss", "soft_l1")
+    if not is_old and state.leaves.get(key := f"{_NLSQ}.loss") is None:
+        state.take(key, "optimization.loss")
+        state.set(key, "optimization.loss", "soft_l1")
     estimated = state.take(key := "noise_estimation.enabled", setting := "data_files.sigma")
     sigma = 1.0 if model == "two_component" else 0.01
     state.set(key, setting, None if estimated or is_old else sigma)

@@ -188,7 +188,7 @@ def check_hot_pixels(value: Any) -> HotPixels:
     """Check the treatment of hot pixels and return it."""
     if value not in HOT_PIXELS:
         raise ValueError(f"hot_pixels: expected one of {', '.join(HOT_PIXELS)}, got {value!r:.80}")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def suspect_pixels(

@@ -261,7 +261,8 @@ class TwoTimeResult(BinResult):
           **options: share, bounds, loss and others of `jaxkern.xpcs.fit_g2`.
 
         Raises:
-          ValueError: the time between frames is unknown, or as `jaxkern.xpcs.fit_g2`.
+          ValueError: the time between frames is unknown, fewer than two parts have pairs of frames,
+            or as `jaxkern.xpcs.fit_g2`.
 
         Example:
           >>> import jaxkern as jk
@@ -293,13 +294,24 @@ class TwoTimeResult(BinResult):
         curves = np.full((shape[0], *g2.shape), np.nan)
         counts = np.zeros(curves.shape)
         at = slice(0, len(short) - 1)
-        parts = pairs_of(self.n_pairs_parts, shape[1], shape)[:, : short[-1]]
-        curves[:, at], counts[:, at] = averages(self.g2_parts[:, : short[-1]], parts, short)
+        parts = pairs_of(self.n_pairs_parts, shape[1], shape)[:, : max(short, default=0)]
+        if len(short) > 1:
+            curves[:, at], counts[:, at] = averages(self.g2_parts[:, : short[-1]], parts, short)
+        used = (counts > 0).any((1, 2))  # not parts without good frames
+        if used.sum() < 2:
+            raise ValueError(
+                f"fit_g2: expected pairs of frames in 2 or more of the {len(counts)} parts of the "
+                f"run, got {int(used.sum())} of {n} frames"
+            )
+        curves, counts = curves[used], counts[used]
         lags, widths = (edges[:-1] + edges[1:] - 1) / 2, np.diff(edges)[:, None]
         labels = {"q": self.q, "phi": self.phi, "bins": self.bins}
         labels["g2_parts"] = parts = _scaled_parts(curves, counts, total)
         # The noise of a lag has the variance noise / pairs; parts of the run determine its mean.
-        noise = (parts[:, at].var(0, ddof=1) / len(parts) * (total / widths)[at]).mean(0)
+        noise = parts[:, at].var(0, ddof=1) / len(parts) * (total / widths)[at]
+        known = np.isfinite(noise)  # not lags without pairs in some part
+        with np.errstate(invalid="ignore"):
+            noise = np.where(known, noise, 0.0).sum(0) / known.sum(0)
         errors = np.sqrt(noise * widths / np.maximum(total, 1e-9 * widths))
         return fit_g2(lags * self.frame_time, g2, errors, model=model, **{**labels, **options})
 

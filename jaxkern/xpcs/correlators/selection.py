@@ -66,8 +66,7 @@ class FrameSelection:
         """The bad frames that would otherwise be in a sum."""
         from_begin = self.bad - self.begin
         inside = (from_begin >= 0) & (from_begin < self.n * self.average * self.stride)
-        selected: NDArray[np.int64] = self.bad[inside & (from_begin % self.stride == 0)]
-        return selected
+        return self.bad[inside & (from_begin % self.stride == 0)]
 
     def check_length(self, source: FrameSource, least: int, reason: str = "") -> None:
         """Raise ValueError for fewer than `least` sums of frames of a source."""

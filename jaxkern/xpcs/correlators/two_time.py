@@ -20,11 +20,7 @@ from jaxkern.xpcs.correlators.checks import (
     rows_and_columns,
     takes_options_of,
 )
-from jaxkern.xpcs.correlators.native import (
-    CorrelationProgress,
-    computed_ahead,
-    native_module,
-)
+from jaxkern.xpcs.correlators.native import CorrelationProgress, computed_ahead, native_module
 from jaxkern.xpcs.correlators.results import TwoTimeResult
 from jaxkern.xpcs.correlators.selection import EventMemory, FrameSelection
 from jaxkern.xpcs.correlators.two_time_dense import DenseProducts

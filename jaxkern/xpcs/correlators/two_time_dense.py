@@ -190,8 +190,7 @@ def _product(rows: Any, columns: Any, method: Product) -> jax.Array:
     if count == 1:
         return chunk_product(0)
     zeros = jnp.zeros(shape, method.sums)
-    sums: jax.Array = jax.lax.fori_loop(0, count, lambda k, sums: sums + chunk_product(k), zeros)
-    return sums
+    return jax.lax.fori_loop(0, count, lambda k, sums: sums + chunk_product(k), zeros)
 
 
 @partial(jax.jit, donate_argnums=0)

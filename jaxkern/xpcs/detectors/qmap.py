@@ -235,8 +235,7 @@ class QMap:
     @cached_property
     def used(self) -> NDArray[np.bool_]:
         """[H, W], true where a pixel is used."""
-        used: NDArray[np.bool_] = self.mask & (self.dynamic > 0) & (self.static > 0)
-        return used
+        return self.mask & (self.dynamic > 0) & (self.static > 0)
 
     @cached_property
     def pixels(self) -> NDArray[np.int32]:
@@ -357,8 +356,7 @@ def read_mask(path: str | os.PathLike[str], kind: str = "mask") -> NDArray[np.bo
         array = array[0]
     if array.ndim != 2 or array.dtype.kind not in "uifb":
         raise DetectorFileError(f"{name}: expected numbers [H, W], got {array.dtype} {array.shape}")
-    mask: NDArray[np.bool_] = array != 0
-    return mask
+    return array != 0
 
 
 def masked_map(qmap: QMap, mask: Any = None, blemish: Any = None) -> QMap:

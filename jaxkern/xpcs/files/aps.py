@@ -198,8 +198,7 @@ def find_empty_frames(matrix: Any) -> NDArray[np.bool_]:
         # Reading the rows of a damaged block raises this error, too.
         with contextlib.suppress(OSError):
             diagonal[block] = np.diagonal(matrix[block, block])
-    empty: NDArray[np.bool_] = (diagonal == 0) & np.any(diagonal)
-    return empty
+    return (diagonal == 0) & np.any(diagonal)
 
 
 def load_aps(

@@ -163,11 +163,11 @@ def _over_angles(
 ) -> tuple[Array | None, Array | None]:
     """Return the changes [B, free] without each used angle, and `Jackknife.scale_covariance`.
 
-    Contrast and offset of angles that have as many coefficients are eliminated first, because they
-    are omitted with the angle.
+    Contrast and offset are eliminated first if they are individual, because they are omitted with
+    the angle, or if the angles leave few degrees of freedom for coefficients of a series.
     """
     scales, used = layout.n_scales, np.flatnonzero(sums.count > 0)
-    physics = free[2 * scales :]
+    physics, eliminate = free[2 * scales :], len(used) - scales < LEAST_BLOCKS - 1
     parts, curvatures = [], []
     # From contrast and offset of the used angles to their coefficients.
     back = np.kron(np.eye(2), np.linalg.pinv(layout.basis[used]))
@@ -175,7 +175,7 @@ def _over_angles(
     follow, inverses = np.zeros((2, len(used), int(physics.sum()))), np.zeros((2, len(used)) * 2)
     for row, k in enumerate(used.tolist()):
         along = layout.jacobian(k)[:, free]
-        if scales >= len(used):
+        if eliminate:
             inverses[:, row, :, row] = inverse = np.linalg.pinv(sums.jtj[k, :2, :2], hermitian=True)
             # Contrast and offset move with the physics.
             follow[:, row] = -inverse @ sums.jtj[k, :2, 2:][:, physics]
@@ -183,7 +183,7 @@ def _over_angles(
         parts.append(NormalPoint(along.T @ sums.jtj[k] @ along, along.T @ sums.jtr[k], 0.0))
         curvatures.append(along.T @ curved.jtj[k] @ along)
     changes = _one_by_one(parts, np.sum(curvatures, axis=0))
-    if changes is None or scales < len(used):
+    if changes is None or not eliminate:
         return changes, None
     size = 2 * len(used)
     covariance[: 2 * scales, : 2 * scales] = back @ inverses.reshape(size, size) @ back.T

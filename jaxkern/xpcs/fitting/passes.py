@@ -23,14 +23,7 @@ from jaxkern.xpcs.files import sources
 from jaxkern.xpcs.fitting.data import BadDataError, Chunk, FitData
 from jaxkern.xpcs.fitting.sampling import Noise
 from jaxkern.xpcs.model.components import Components, ComponentTables, TwoComponent
-from jaxkern.xpcs.model.models import (
-    Geometry,
-    LaminarFlow,
-    Model,
-    Static,
-    StaticIsotropic,
-    Tables,
-)
+from jaxkern.xpcs.model.models import Geometry, LaminarFlow, Model, Static, StaticIsotropic, Tables
 from jaxkern.xpcs.model.normal import accumulate, sums_of_angles, table_ranks
 from jaxkern.xpcs.model.ops import state_size
 from jaxkern.xpcs.model.twin import ROW_BLOCK, SIGMA_FLOOR
@@ -393,8 +386,7 @@ class PassRunner:
             at["initial"] = states[chunk.angle][None]
             if sigma is not None:
                 at["sigma"] = jax.device_put(sigma[None])
-            state: Array = self._program.accumulate(tables, at)[0]
-            return state
+            return self._program.accumulate(tables, at)[0]
 
         with ThreadPoolExecutor(1, "jaxkern-read") as reader:
             ahead = self._submit(reader, 0)

@@ -20,7 +20,7 @@ from jaxkern.core.paths import write_atomically
 from jaxkern.xpcs.files.sources import LoadedSource, as_source, quantization
 from jaxkern.xpcs.fitting.parameters import FitLayout, fit_bounds
 from jaxkern.xpcs.fitting.result import FitResult
-from jaxkern.xpcs.fitting.sampling import mirrored_angles
+from jaxkern.xpcs.fitting.sampling import format_frames, mirrored_angles
 from jaxkern.xpcs.model.models import Model
 from jaxkern.xpcs.model.normal import log_likelihood
 
@@ -201,8 +201,8 @@ def posterior(
 
     Raises:
       ModuleNotFoundError: NumPyro is not installed.
-      ValueError: the data do not determine a parameter, sigma is unknown, or the loss of the fit
-        is robust.
+      ValueError: the data do not determine a parameter, or hold NaN at used frames; sigma is
+        unknown; the fit is of another model, outside of the bounds, or has a robust loss.
 
     Example:
       >>> import jaxkern as jk, numpy as np
@@ -233,12 +233,26 @@ def posterior(
     basis = fit.scale_basis
     labels = tuple(name.removeprefix("contrast") for name in fit.names[: basis.shape[1]])
     layout = FitLayout(basis, labels, model.parameter_names, model.units, fit.contrast, fit.offset)
+    if layout.names != tuple(fit.names):
+        raise ValueError(
+            f"fit: expected a fit of the model with {', '.join(layout.names)}, got one with "
+            f"{', '.join(fit.names)}"
+        )
     free = np.array([name not in fit.held for name in fit.names])
     with jax.enable_x64(True):
         loaded = LoadedSource(as_source(data))
         scale = quantization(loaded)
         symmetric = True if mirrored_angles(loaded).all() else "auto"
         chosen = fit_bounds(bounds, layout, model)
+        for name, x, low, high in zip(fit.names, fit.popt, *chosen.solver, strict=True):
+            if not low <= x <= high and name not in fit.held:
+                raise ValueError(
+                    f"bounds of {name}: expected bounds that include the fit, {x:.6g}, got {low:g} "
+                    f"and {high:g}"
+                )
+        if not isinstance(noise, np.ndarray) and np.ndim(noise):
+            noise = LoadedSource(as_source(noise, name="sigma")).array
+        _check_finite(loaded.array, np.asarray(noise), fit)
         space = _Space(model, fit, free, *chosen.solver)
         arrays = (loaded.array, np.asarray(noise, np.float64))
 
@@ -279,6 +293,23 @@ def posterior(
         errors=fit.perr[kept],
         **extra,
     )
+
+
+def _check_finite(data: Any, sigma: Any, fit: FitResult) -> None:
+    """Raise ValueError for NaN at points with weight, whose rows the fit has excluded."""
+    if data.dtype.kind != "f":
+        return
+    for angle, matrix in enumerate(data):
+        keep = fit.keep[angle] if fit.keep.ndim == 2 else fit.keep
+        used = np.outer(keep, keep) & ~np.eye(len(keep), dtype=bool)
+        if sigma.ndim:
+            used &= np.abs(sigma[angle]) > 1e-10
+        rows = np.flatnonzero((used & ~np.isfinite(matrix)).any(axis=1))
+        if rows.size:
+            raise ValueError(
+                f"data: expected finite numbers, got others at angle {angle} in the frames "
+                f"{format_frames(rows.tolist())} (counted from 0); fit again without them (`keep`)"
+            )
 
 
 class _Space:

@@ -58,8 +58,7 @@ def sample_rows(frames: NDArray[np.bool_], bands: int = BANDS) -> NDArray[np.int
     """Return rows in bands of three, spread evenly over the used frames."""
     used = np.flatnonzero(frames)
     middles = np.unique(np.linspace(1, len(used) - 2, bands).astype(np.intp))
-    rows: NDArray[np.intp] = used[(middles[:, None] + np.arange(-1, 2)).ravel()]
-    return rows
+    return used[(middles[:, None] + np.arange(-1, 2)).ravel()]
 
 
 def read_sample(source: sources.Source, frames: NDArray[np.bool_]) -> RowSample:

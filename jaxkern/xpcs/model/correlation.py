@@ -54,18 +54,15 @@ def g2(model: Model, params: Any, contrast: Any = 0.5, offset: Any = 1.0) -> jax
       >>> jk.xpcs.g2(model, model.defaults, contrast=.3, offset=1.).shape
       (2, 50, 50)
     """
-    c2: jax.Array = _g2(model, params, contrast, offset)
-    return c2
+    return _g2(model, params, contrast, offset)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _g2(model: Model, params: Any, contrast: Any, offset: Any) -> jax.Array:
     inputs = _inputs(model, params, contrast, offset)
     if isinstance(model, Components):
-        of_components: jax.Array = ops.component_g2(*inputs, batch_dims=1)
-        return of_components
-    c2: jax.Array = ops.two_time_g2(*inputs, batch_dims=1, shear_power=model.shear_power)
-    return c2
+        return ops.component_g2(*inputs, batch_dims=1)
+    return ops.two_time_g2(*inputs, batch_dims=1, shear_power=model.shear_power)
 
 
 def g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> jax.Array:
@@ -95,8 +92,7 @@ def g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) -> 
         if points.ndim == 2 and points.shape[1] == 3 and points.dtype.kind in "iu":
             for at in np.flatnonzero(((points < 0) | (points >= np.array(limits))).any(axis=1)):
                 raise IndexError(f"index[{at}]: expected >= 0 and < {limits}, got {points[at]}")
-    values: jax.Array = _g2_at(model, params, contrast, offset, index)
-    return values
+    return _g2_at(model, params, contrast, offset, index)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -115,8 +111,7 @@ def _g2_at(model: Model, params: Any, contrast: Any, offset: Any, index: Any) ->
         raise ValueError(f"g2_at: expected A [n_t] for all angles, got {A.shape}; index g2 instead")
     X = jnp.broadcast_to(X, (contrast.shape[0], X.shape[1]))
     operands = A[0], X, contrast, offset, points
-    values: jax.Array = ops.two_time_g2_at(*operands, shear_power=model.shear_power)
-    return values
+    return ops.two_time_g2_at(*operands, shear_power=model.shear_power)
 
 
 def _components_at(
@@ -164,8 +159,7 @@ def residual(
     if not jnp.issubdtype(measured.dtype, jnp.floating):
         raise ValueError(f"data: expected floats, got {measured.dtype}; pass zero + step * data")
     measured = measured.astype(jnp.result_type(float))
-    r: jax.Array = _residual(model, params, contrast, offset, measured, deviations)
-    return r
+    return _residual(model, params, contrast, offset, measured, deviations)
 
 
 @functools.partial(jax.jit, static_argnums=0)

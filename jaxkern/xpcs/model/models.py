@@ -84,7 +84,7 @@ class Geometry:
         """Times [n_t] for the power laws, in s: t, at least max(half of the first step, 1e-8)."""
         xp: Any = np if isinstance(self.t, np.ndarray) else jnp
         floor = xp.maximum(abs(self.t[1] - self.t[0]) / 2, 1e-8)
-        return xp.maximum(self.t, floor)  # type: ignore[no-any-return]
+        return xp.maximum(self.t, floor)
 
     @property
     def numbers(self) -> tuple[Any, ...]:
@@ -117,7 +117,8 @@ def _positive(value: Any, name: str, unit: str) -> float:
 def _vector(value: Any, name: str) -> np.ndarray:
     array = np.array(value, np.float64)
     if array.ndim != 1 or not np.isfinite(array).all():
-        raise ValueError(f"{name}: expected finite numbers on one axis, got shape {array.shape}")
+        got = f"shape {array.shape}" if array.ndim != 1 else str(array[~np.isfinite(array)][0])
+        raise ValueError(f"{name}: expected finite numbers on one axis, got {got}")
     array.setflags(write=False)
     return array
 

@@ -143,7 +143,7 @@ def accumulate(
     states = jnp.zeros((n_phi, size), dtype) if initial is None else jnp.asarray(initial, dtype)
     if states.shape != (n_phi, size):
         raise ValueError(f"initial: expected ({n_phi}, {size}), got shape {states.shape}")
-    state: jax.Array = op(
+    return op(
         *arrays,
         checks.per_angle(contrast, "contrast", n_phi, dtype),
         checks.per_angle(offset, "offset", n_phi, dtype),
@@ -160,7 +160,6 @@ def accumulate(
         symmetric=mode,
         sigma_rank=deviations.ndim - 1,
     )
-    return state
 
 
 def table_ranks(arrays: Sequence[Any]) -> tuple[int, ...]:
@@ -328,8 +327,7 @@ def normal_equations(
         options["keep"] = checks.check_keep(keep, geometry.n_phi, geometry.n_t, unused)
     options["f_scale"] = checks.check_f_scale(f_scale, jnp.result_type(float))
     operands = params, contrast, offset, measured, deviations
-    ne: NormalEquations = _normal_equations(model, scaling, *operands, **options)
-    return ne
+    return _normal_equations(model, scaling, *operands, **options)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("symmetric", "loss"))
@@ -400,8 +398,7 @@ def log_likelihood(
     divisor = jnp.asarray(inflation, dtype)
     if divisor.shape != () or (checks.is_concrete(divisor) and not float(divisor) > 0):
         raise ValueError(f"inflation: expected a number > 0, got {inflation!r}")
-    value: jax.Array = _likelihood(model, symmetric, *operands) / divisor
-    return value
+    return _likelihood(model, symmetric, *operands) / divisor
 
 
 def _likelihood_sums(model: Model, symmetric: Any, tables: Any, operands: Sequence[Any]) -> Any:
@@ -427,8 +424,7 @@ def _likelihood(model: Model, symmetric: Any, *operands: Any) -> jax.Array:
         A, X = phases
         none_A, none_X = (jnp.zeros((*v.shape[:-1], 0, v.shape[-1]), v.dtype) for v in (A, X))
         tables = Tables(A, X, none_A, none_X, (), (), len(model.parameters))
-    value: jax.Array = _likelihood_sums(model, symmetric, tables, operands)[0]
-    return value
+    return _likelihood_sums(model, symmetric, tables, operands)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -320,5 +320,4 @@ def add_normal_equations(
     # Inside shard_map, a carry must vary over the same axes as its sums.
     operands = (contrast, offset, data, quantization, sigma, keep, f_scale, first_row, initial)
     varying = frozenset[str]().union(*(compat.varying_axes(v) for v in operands))
-    state: jax.Array = lax.scan(add, pvary(initial, varying), xs)[0]
-    return state
+    return lax.scan(add, pvary(initial, varying), xs)[0]

@@ -36,7 +36,7 @@ _LARGEST_ERROR = 100.0
 # A parameter that is nearer to a bound than this fraction of its range is at the bound.
 _AT_BOUND = 1e-9
 # The contrast of a decay exceeds this multiple of its error.
-_LEAST_CONTRAST = 2.0
+_LEAST_CONTRAST = 3.0
 
 
 def fit_g2(

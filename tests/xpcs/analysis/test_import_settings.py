@@ -170,7 +170,7 @@ def test_modes_of_contrast_and_baseline(mode, scaling):
     """Their "constant" is not fitted, and "averaged" is one pair."""
     series = {"per_angle_mode": mode, "fourier_order": 3, "fourier_auto_threshold": 6}
     optimization = {"method": "nlsq", "nlsq": {"anti_degeneracy": series}}
-    config, keys = import_settings(_nlsq("static", optimization=optimization))
+    config, keys = import_settings(_nlsq("laminar_flow", optimization=optimization))
     assert config is not None, [key for key in keys if key.outcome == "error"]
     assert (config.scaling, config.fourier_order) == (scaling, 3)
 
@@ -201,6 +201,10 @@ def test_every_key_has_an_outcome(case):
         ({"phi_filtering": {"target_ranges": [{"low": 1}]}}, "expected min_angle and max_angle"),
         (_initial(["D0", "D9"], [1.0, 2.0]), "got 'D9'"),
         (_initial(["D0"], [1.0, 2.0]), "expected 1 numbers, got 2"),
+        (_initial(["D0", "D0"], [1.0, 2.0]), "expected different names, got D0, D0"),
+        (_initial([["D0"]], [1.0]), "expected parameters D0, alpha, D_offset, got ['D0']"),
+        ({"initial_parameters": {"active_parameters": []}}, "expected at least one name"),
+        ({"initial_parameters": {"fixed_parameters": {"offset": 1.0}}}, "or none, got offset"),
         ({"parameter_space": {"bounds": [{"name": "D0", "lo": 1}]}}, "expected name, min and max"),
         ({"analyzer_parameters": {"frame_step": 2}}, "expected 1, got 2"),
     ],
@@ -212,6 +216,22 @@ def test_a_key_without_an_equivalent_is_an_error(change, message, tmp_path, caps
 
 
 PACKAGES = {"xpcsjax": 4, "homodyne-analysis": 3}
+
+
+def test_words_of_their_programs():
+    """Fixed contrasts were imported as parameters to hold, which fits refuse."""
+    fixed = {"initial_parameters": {"fixed_parameters": {"contrast": 0.3, "offset": 1.0}}}
+    names = {"parameter_names": ["gamma_dot_0", "gamma_dot_offset", "phi_0"], "values": [1, 2, 3]}
+    flow = COMMON | {"analysis_mode": "laminar_flow"}
+    config, _ = import_settings(flow | fixed)
+    assert (config.scaling, config.initial_parameters.hold) == ("fixed", ())
+    assert (config.initial_parameters.contrast, config.initial_parameters.offset) == (0.3, 1.0)
+    config, _ = import_settings(flow | {"initial_parameters": names})
+    expected = {"gamma_dot_t0": 1, "gamma_dot_t_offset": 2, "phi0": 3}
+    assert config.initial_parameters.values == expected
+    static = COMMON | {"analysis_mode": "static", "optimization": {"nlsq": {"loss": None}}}
+    config, _ = import_settings(static)
+    assert (config.scaling, config.optimization.loss) == ("individual", "soft_l1")
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -124,7 +124,7 @@ def check_the_bits(n_frames, occupancy, most, dpl, seed, kind, options):
     check_fields(jk.xpcs.multitau_events(*columns, n_frames, QMAP, dpl, **options), dense)
 
 
-@few_or_many(50, 600)
+@few_or_many(50, 300)
 def test_results_are_bit_identical_to_dense_frames(examples):
     check_examples(examples, check_the_bits, **RUNS)
 

@@ -320,7 +320,7 @@ def check_run(run, backend, kind):
     check_g2(result, oracle.multitau(frames, dynamic, static, mask, **choices))
 
 
-@few_or_many(60, 250)
+@few_or_many(40, 120)
 def test_random_runs(examples):
     backends, kinds = (st.sampled_from(x) for x in (["native", "jax"], ["array", "blocks"]))
     check_examples(examples, check_run, runs(), backends, kinds)

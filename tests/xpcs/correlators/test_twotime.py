@@ -75,7 +75,7 @@ def test_the_definition(dtype, most, smoothing):
     check(frames, dynamic, static, mask, 1e-9 if dtype == "int32" else 1e-12, smoothing=smoothing)
 
 
-@few_or_many(20, 300)
+@few_or_many(20, 150)
 def test_random_small_cases(examples):
     check_examples(examples, random_case, data=st.data())
 
@@ -359,3 +359,15 @@ def test_fits_of_one_time_correlations():
     assert ((ratio > 0.4) & (ratio < 2.5)).all(), ratio
     with pytest.raises(ValueError, match="frame_time: expected the time"):
         replace(result, frame_time=None).fit_g2()
+
+
+def test_fits_of_one_time_correlations_without_some_frames():
+    """NaN at the lags without pairs removed the errors of all lags."""
+    frames = jk.xpcs.simulate_frames([0.05], n_frames=300, pixels=300)
+    for bad in ([k for k in range(300) if k % 3], list(range(150))):
+        result = jk.xpcs.twotime(frames, frames.qmap, frame_time=1e-3, bad_frames=bad)
+        fit = result.fit_g2()
+        assert fit.success.all(), fit.messages
+        assert abs(fit.params["rate"][0] - 50) < 4 * fit.errors["rate"][0]
+    with pytest.raises(ValueError, match="2 or more of the 5 parts of the run, got 0 of 4 frames"):
+        jk.xpcs.twotime(frames.read(0, 4), frames.qmap, frame_time=1e-3).fit_g2()

@@ -7,6 +7,7 @@ a likelihood without the fit's noise or inflation, a held parameter that moves.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +102,16 @@ def test_errors():
     by_point = xpcs.fit(model, data, np.full((1, 20, 20), 0.004), hold=["D_offset"], **QUIET)
     with pytest.raises(ValueError, match="sigma: expected the noise of each point"):
         xpcs.posterior(model, data, by_point)
+    fit = xpcs.fit(model, data, 0.004, hold=["D_offset"], **QUIET)
+    with pytest.raises(ValueError, match="bounds of D0: expected bounds that include the fit"):
+        xpcs.posterior(model, data, fit, bounds={"D0": (1.0, 2.0)})
+    flow = xpcs.LaminarFlow(replace(model.geometry, gap=2e6))
+    with pytest.raises(ValueError, match=r"a fit of the model with .*phi0, got one with"):
+        xpcs.posterior(flow, data, fit)
+    broken = data.copy()
+    broken[0, 3, 7] = np.nan
+    with pytest.raises(ValueError, match="got others at angle 0 in the frames 3"):
+        xpcs.posterior(model, broken, fit)
     robust = xpcs.SolverOptions(loss="soft_l1")
     fit = xpcs.fit(model, data, 0.004, hold=["D_offset"], solver=robust, **QUIET)
     with pytest.raises(ValueError, match="loss 'linear'"):

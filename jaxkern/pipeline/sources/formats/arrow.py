@@ -22,13 +22,7 @@ from jaxkern.pipeline.sources.images.columns import (
 )
 from jaxkern.pipeline.sources.images.fields import ImageOptions
 from jaxkern.pipeline.sources.images.headers import ByteRanges
-from jaxkern.pipeline.sources.remote import (
-    File,
-    RemoteError,
-    Url,
-    binary_file,
-    expand_files,
-)
+from jaxkern.pipeline.sources.remote import File, RemoteError, Url, binary_file, expand_files
 from jaxkern.pipeline.sources.source import BatchSource, RecordSource, check_numeric, join_arrays
 from jaxkern.ring import RowParts
 

@@ -19,13 +19,12 @@ from jaxkern.pipeline.sources.source import (
     ArraySource,
     BatchSource,
     EncodedImages,
-    check_records,
-    common_length,
     locate,
     record_arrays,
     stack_records,
 )
 from jaxkern.ring import RowParts
+from jaxkern.ring.rows import check_records, common_length
 
 #: function from the bytes of a field of a record to a number, an array, or a dict of these
 Decode = Callable[[bytes], Any]

@@ -28,12 +28,8 @@ from jaxkern.pipeline.sources.images.fields import (
     PathList,
 )
 from jaxkern.pipeline.sources.images.headers import ByteRanges, Headers, read_headers
-from jaxkern.pipeline.sources.source import (
-    check_records,
-    read_record,
-    record_arrays,
-    stack_records,
-)
+from jaxkern.pipeline.sources.source import read_record, record_arrays, stack_records
+from jaxkern.ring.rows import check_records
 
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _ENDINGS = frozenset(map(os.fsencode, _SUFFIXES))

@@ -39,11 +39,11 @@ from jaxkern.pipeline.sources.source import (
     EncodedImages,
     RowReader,
     check_choice,
-    check_records,
     join_arrays,
     locate,
 )
 from jaxkern.ring import RowParts
+from jaxkern.ring.rows import check_records
 
 _RECORDS_PER_THREAD = 64  # minimum number of records per thread that verifies checksums
 
