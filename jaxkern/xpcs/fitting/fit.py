@@ -164,7 +164,7 @@ class _Starts:
     ) -> None:
         self.problem, self.runner, self.progress = problem, runner, progress
         self.checkpoint = Checkpoint(problem, start, runner.bad)
-        self.starts, self.search = [start], ""
+        self.starts, self.search, self.n_found = [start], "", 1
         self.evaluations: list[Evaluation] = []  # of the starts so far
         self.solutions: dict[int, Solution] = {}  # of finished starts, by index
 
@@ -189,6 +189,7 @@ class _Starts:
         """Replace the user's start by those of the search and the random ones."""
         problem, solver = self.problem, self.problem.solver
         starts, text = find_starts(self.starts[0], problem, EFFORTS[problem.search])
+        self.n_found = len(starts)
         random = parameters.drawn_starts(
             starts[0], problem.bounds, problem.layout, problem.free, solver.multistart - 1,
             solver.seed,
@@ -201,7 +202,10 @@ class _Starts:
         problem, stored = self.problem, self.checkpoint.starts.get(k)
         save = functools.partial(self.checkpoint.save, k)
         earlier = 0 if stored is None else stored.nfev
-        evaluation = Evaluation(problem, self.runner, start, self.progress, save, earlier)
+        # All random starts are fitted, because the spread of their costs is a result.
+        others = self.solutions.values() if k < self.n_found else ()
+        rival = min(others, key=lambda solution: solution.cost, default=None)
+        evaluation = Evaluation(problem, self.runner, start, self.progress, save, earlier, rival)
         self.evaluations.append(evaluation)
         x = evaluation.start
         if stored is not None and stored.status != UNFINISHED:
