@@ -187,11 +187,19 @@ struct RowWalk {
   }
 };
 
-inline RowTaps plane_of(const Fast& fast, const RowTaps& taps, int32_t plane, const float** row) {
-  if (plane == 0) return taps;
-  for (int32_t t = 0; t < taps.count; ++t) row[t] = taps.row[t] + plane * fast.stride;
-  return {taps.count, row, taps.weight, taps.bytes, taps.most};
-}
+// The rows of one plane.
+struct PlaneTaps {
+  const float* row[kFastRing];
+  RowTaps taps;
+
+  // Returns `all` itself for the first plane: a copy would load vectors of fields just stored.
+  const RowTaps& of(const Fast& fast, const RowTaps& all, int32_t plane) {
+    if (plane == 0) return all;
+    for (int32_t t = 0; t < all.count; ++t) row[t] = all.row[t] + plane * fast.stride;
+    taps = {all.count, row, all.weight, all.bytes, all.most};
+    return taps;
+  }
+};
 
 inline char* output_row(const Fast& fast, void* output, int32_t plane, int32_t y) {
   const int64_t start = (static_cast<int64_t>(plane) * fast.segment->height + y) *
@@ -220,12 +228,12 @@ inline void compose_row(const Fast& fast, const RowTaps* taps, int32_t y, void* 
   const Segment& segment = *fast.segment;
   const int32_t width = segment.width;
   const int64_t plane = static_cast<int64_t>(width) * fast.together;
-  const float* shifted[kFastRing];
+  PlaneTaps shifted;
   Range valid = {0, 0};
   if (taps) {
     valid = fast.columns;
     for (int32_t p = 0; p < fast.planes; ++p)
-      fast.stage(plane_of(fast, *taps, p, shifted), fast.affine[p], fast.together,
+      fast.stage(shifted.of(fast, *taps, p), fast.affine[p], fast.together,
                  (valid.end - valid.begin) * fast.together,
                  fast.staged + p * plane + static_cast<int64_t>(valid.begin) * fast.together);
   }
@@ -255,19 +263,12 @@ inline void write_row(const Fast& fast, const RowTaps* taps, int32_t y, void* ou
   const Range valid = taps ? fast.columns : Range{0, 0};
   const int32_t width = fast.segment->width;
   const int64_t pixel = fast.together * dtype_bytes(fast.plan->output_dtype);
-  const float* shifted[kFastRing];
   const int32_t values = (valid.end - valid.begin) * fast.together;
-  int32_t stored = values;
-  if (taps && taps->bytes && !fast.sample->streaming) {
-    // Whole vectors, whose last values the copies of `fill_row` replace.
-    const int32_t vectors = (values + kFloats - 1) / kFloats * kFloats;
-    const bool readable = fast.mirrored || fast.end - taps->bytes >= vectors;
-    if (readable && vectors <= (width - valid.begin) * fast.together) stored = vectors;
-  }
+  PlaneTaps shifted;
   for (int32_t p = 0; p < fast.planes; ++p) {
     char* const out = output_row(fast, output, p, y);
     if (taps)
-      fast.store(plane_of(fast, *taps, p, shifted), fast.affine[p], fast.together, stored,
+      fast.store(shifted.of(fast, *taps, p), fast.affine[p], fast.together, values,
                  out + valid.begin * pixel);
     if (valid.end - valid.begin < width) {
       const char* const fill = fast.fill_row + p * width * pixel;

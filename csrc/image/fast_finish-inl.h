@@ -215,9 +215,15 @@ inline void finish_values(const Source& source, const Pattern& pattern, int32_t 
       k = 1;
     }
   }
-  for (; i < count; i += kFloats, k = k == 2 ? 0 : k + 1)
-    finish_part<Sink>(source, scale + k * kFloats, bias + k * kFloats, i,
-                      count - i < kFloats ? count - i : kFloats, out);
+  for (; i + kFloats <= count; i += kFloats, k = k == 2 ? 0 : k + 1)
+    Sink::put(out + i, source.scaled(scale + k * kFloats, bias + k * kFloats).at(i));
+  if (i == count) return;
+  if (count < kFloats)
+    return finish_part<Sink>(source, pattern.scale + i % together, pattern.bias + i % together, i,
+                             count - i, out);
+  i = count - kFloats;  // overlaps the vector before
+  Sink::put(out + i,
+            source.scaled(pattern.scale + i % together, pattern.bias + i % together).at(i));
 }
 
 // The rows of the source image, or of the ring, that one output row blends.
