@@ -71,8 +71,31 @@ void grayscale(T* image, int64_t pixels) {
   });
 }
 
+template <int C>
+int64_t hue_vectors(uint8_t* image, int64_t pixels, float shift) {
+  int64_t i = 0;
+  if constexpr (kHasShuffles) {
+    for (; i + 2 * kSingles <= pixels; i += kSingles) {
+      const Words32 x = load_pixels<C>(image + i * C);
+      Singles colour[3];
+      for (int c = 0; c < 3; ++c) colour[c] = to_singles(x >> (8 * c) & 255) * (1.f / 255.f);
+      turn_hue<uint8_t>(shift, &colour[0], &colour[1], &colour[2],
+                        [](Singles value) { return floored(value); });
+      Words32 y = C == 4 ? x & 0xff000000 : Words32{};
+      for (int c = 0; c < 3; ++c) y |= to_words(colour[c] * 255.999f) << (8 * c);
+      store_pixels<C>(image + i * C, y);
+    }
+  }
+  return i;
+}
+
 template <typename T, int C>
 void hue(T* image, int64_t pixels, float shift) {
+  if constexpr (sizeof(T) == 1) {
+    const int64_t first = hue_vectors<C>(image, pixels, shift);
+    image += first * C;
+    pixels -= first;
+  }
   for_colours<T, C>(image, pixels, [&](float* r, float* g, float* b, int32_t n) {
     constexpr bool kBytes = sizeof(T) == 1;
     constexpr float kUnit = 1.f / 255.f;

@@ -78,7 +78,8 @@ def average_results(
     """Average g2 of repeats of one measurement, without outliers.
 
     Each point is averaged with weights 1 / g2_err^2, and its error is the root of 1 / the sum of
-    the weights. Points without an error in some repeat have equal weights.
+    the weights. Points without an error in some repeat have equal weights. Bins without counts in
+    some repeats are averaged over the others.
 
     Outliers: only delays with 32 pairs of frames or more are compared. The baseline, the mean of
     the last 4 of them, is subtracted from each curve. A repeat
@@ -145,12 +146,17 @@ def average_results(
 
 
 def weighted_average(curves: Array, errors: Array) -> tuple[Array, Array]:
-    """Return the average [...] of curves [n, ...] with weights 1 / errors^2, and its error."""
-    usable = (np.isfinite(errors) & (errors > 0)).all(axis=0)
-    weights = 1 / np.where(usable, errors, 1.0) ** 2
+    """Return the average [...] of curves [n, ...] with weights 1 / errors^2, and its error.
+
+    Curves that are NaN at a point do not contribute to it.
+    """
+    finite = np.isfinite(curves)
+    usable = ((np.isfinite(errors) & (errors > 0)) | ~finite).all(axis=0) & finite.any(axis=0)
+    weights = np.where(finite, 1 / np.where(usable & finite, errors, 1.0) ** 2, 0.0)
     total = weights.sum(axis=0)
-    average = (weights * curves).sum(axis=0) / total
-    return average, np.where(usable, 1 / np.sqrt(total), np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        average = (weights * np.where(finite, curves, 0.0)).sum(axis=0) / total
+        return average, np.where(usable, 1 / np.sqrt(total), np.nan)
 
 
 def _scores(curves: Array, errors: Array, pairs: Any) -> tuple[Array, Array]:

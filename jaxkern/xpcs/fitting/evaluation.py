@@ -21,10 +21,24 @@ from jaxkern.xpcs.fitting.options import ErrorOptions, SolverOptions
 from jaxkern.xpcs.fitting.parameters import FitLayout, PeriodicBounds
 from jaxkern.xpcs.fitting.passes import AngleSums, PassProgram, PassRunner
 from jaxkern.xpcs.fitting.sampling import Noise, sigma_rows
-from jaxkern.xpcs.fitting.solver import UNFINISHED, NormalPoint, Solution, solve
+from jaxkern.xpcs.fitting.solver import (
+    UNFINISHED,
+    NormalPoint,
+    Solution,
+    compress,
+    covariance,
+    solve,
+)
 from jaxkern.xpcs.model.models import Model
 
 Array = NDArray[np.float64]
+
+# Relative difference of costs of the same minimum, and the largest relative decrease of the cost
+# that the normal equations predict well. In a curved valley it is exact long before the minimum.
+_SAME_COST, _PREDICTABLE = 1e-6, 1e-2
+# A minimum is worse than another one if its chi2 is higher by this many variances of the noise, and
+# distinct if a parameter differs by this many standard errors.
+EVIDENCE, DISTINCT = 25.0, 5.0
 
 
 class FitProgress(ProgressBar):
@@ -68,12 +82,14 @@ class Evaluation:
         progress: FitProgress,
         on_best: Callable[[Solution], None],  # called after a pass with the best point so far
         earlier: int,  # passes of this start before it was resumed
+        rival: Solution | None = None,  # the best one of earlier starts; it ends worse ones
     ) -> None:
         self.problem, self.runner, self.free = problem, runner, problem.free
-        self._base, self._progress, self._on_best = base, progress, on_best
+        self._base, self._progress, self._on_best, self._rival = base, progress, on_best, rival
         self.start = self._x = base[problem.free]
         self.earlier = earlier  # passes before the last restart, which had another cost
         self.passes = 0  # since then
+        self._loser: Solution | None = None
         self.best: Solution | None = None
 
     def full(self, x: Array) -> Array:
@@ -82,7 +98,11 @@ class Evaluation:
         return vector
 
     def __call__(self, x: Array) -> NormalPoint | None:
-        """Return the normal equations; None for a `restart` if blocks turned bad after a pass."""
+        """Return the normal equations; None to stop.
+
+        The solver stops for a `restart` if blocks turned bad after a pass, and at starts that are
+        worse than others.
+        """
         self._x = x
         excluded = len(self.runner.bad.excluded)
         sums = self._sums(x)
@@ -95,7 +115,33 @@ class Evaluation:
         self._progress.after_pass(self.earlier + self.passes, point.cost)
         if self.best is not None:
             self._on_best(replace(self.best, nfev=self.earlier + self.passes))
-        return point
+        self._loser = self._lost(x, point, self._rival)
+        return None if self._loser is not None else point
+
+    def _lost(self, x: Array, point: NormalPoint, rival: Solution | None) -> Solution | None:
+        """Return the minimum that the normal equations predict, if it is not better.
+
+        One that is as good has to differ from the rival, so that the result can report it.
+        """
+        if rival is None or rival.point is None or not point.is_finite():
+            return None
+        step = compress(point)[0][:-1]
+        gain = float(step @ step)
+        least = point.cost - (gain if gain < _PREDICTABLE * point.cost else 2.0 * gain)
+        if least <= rival.cost * (1.0 - _SAME_COST):
+            return None
+        # Mirrored points are counted twice.
+        unit = 2.0 * rival.cost / max(float(point.sums.count.sum()), 1.0)
+        if least - rival.cost <= EVIDENCE * unit:
+            errors = np.sqrt(np.maximum(np.diag(covariance(rival.point.jtj).inverse), 0.0) * unit)
+            fixed = ~np.isfinite(self.problem.bounds.period[self.free])
+            physics = np.flatnonzero(self.free) >= 2 * self.problem.layout.n_scales
+            # The minimum is at most sqrt(gain / unit) standard errors from here.
+            far = abs(x - rival.x) > (DISTINCT + np.sqrt(gain / unit)) * errors
+            if not (far & fixed & physics).any():
+                return None
+        cost = max(least, rival.cost)
+        return Solution(x.copy(), cost, nfev=self.passes, costs=(point.cost,), point=point)
 
     def restart(self) -> Array:
         """Forget all passes, and return the best point among them."""
@@ -118,6 +164,8 @@ class Evaluation:
             solution = solve(self, x, max_nfev=max_nfev, **settings)
             if solution is not None:
                 return solution
+            if self._loser is not None:
+                return self._loser
             x = self.restart()
 
     def _sums(self, x: Array, omitted: NDArray[np.bool_] | None = None) -> AngleSums:

@@ -117,6 +117,10 @@ def fit(
         raise ValueError(f"hold: expected a sequence of names, such as [{hold!r}], got {hold!r}")
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Model, such as LaminarFlow, got {type(model).__name__}")
+    kinds = {"solver": SolverOptions, "errors": ErrorOptions, "streaming": StreamingOptions}
+    for (name, kind), value in zip(kinds.items(), (solver, errors, streaming), strict=True):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name}: expected {kind.__name__}, got {type(value).__name__}")
     n = jax.process_count()
     if streaming.enable_checkpoints and n > 1:
         # Processes would resume from different states, and wait for each other for ever.
@@ -135,6 +139,10 @@ def fit(
         physics = parameters.physics_vector(p0, model.parameter_names, model.defaults)
         estimated = contrast0 is None, offset0 is None
         free = _free(layout, hold)
+        if np.shape(solver.x_scale) not in ((), free.shape):
+            raise ValueError(
+                f"x_scale: expected 'jac', a number or {free.size}, got {np.shape(solver.x_scale)}"
+            )
         start = parameters.first_start(
             layout, physics, all_bounds, estimated, solver.strict_bounds, free
         )
@@ -156,7 +164,7 @@ class _Starts:
     ) -> None:
         self.problem, self.runner, self.progress = problem, runner, progress
         self.checkpoint = Checkpoint(problem, start, runner.bad)
-        self.starts, self.search = [start], ""
+        self.starts, self.search, self.n_found = [start], "", 1
         self.evaluations: list[Evaluation] = []  # of the starts so far
         self.solutions: dict[int, Solution] = {}  # of finished starts, by index
 
@@ -181,6 +189,7 @@ class _Starts:
         """Replace the user's start by those of the search and the random ones."""
         problem, solver = self.problem, self.problem.solver
         starts, text = find_starts(self.starts[0], problem, EFFORTS[problem.search])
+        self.n_found = len(starts)
         random = parameters.drawn_starts(
             starts[0], problem.bounds, problem.layout, problem.free, solver.multistart - 1,
             solver.seed,
@@ -193,7 +202,10 @@ class _Starts:
         problem, stored = self.problem, self.checkpoint.starts.get(k)
         save = functools.partial(self.checkpoint.save, k)
         earlier = 0 if stored is None else stored.nfev
-        evaluation = Evaluation(problem, self.runner, start, self.progress, save, earlier)
+        # All random starts are fitted, because the spread of their costs is a result.
+        others = self.solutions.values() if k < self.n_found else ()
+        rival = min(others, key=lambda solution: solution.cost, default=None)
+        evaluation = Evaluation(problem, self.runner, start, self.progress, save, earlier, rival)
         self.evaluations.append(evaluation)
         x = evaluation.start
         if stored is not None and stored.status != UNFINISHED:
@@ -267,7 +279,7 @@ def _layout(
         scaling = "constant" if n_phi >= 3 else "individual"
     estimates = zip(starts.items(), sampling.estimate_contrast_offset(sample), strict=True)
     for (name, argument), estimate in estimates:
-        value = estimate if argument is None else np.asarray(argument, np.float64)
+        value = estimate if argument is None else parameters.numbers(argument, name)
         if value.shape not in ((), (n_phi,)) or not np.isfinite(value).all():
             raise ValueError(
                 f"{name}: expected a finite number, or one for each of the {n_phi} angles, got "

@@ -65,7 +65,7 @@ class SolverOptions:
 
     def __post_init__(self) -> None:
         choice(self.loss, "loss", LOSSES)
-        if not self.f_scale > 0:
+        if isinstance(self.f_scale, str) or not self.f_scale > 0:
             raise ValueError(f"f_scale: expected a number > 0, got {self.f_scale!r}")
         check_integer("multistart", self.multistart, 1)
         check_integer("seed", self.seed, 0)

@@ -120,9 +120,9 @@ def physics_vector(values: Any, names: Sequence[str], defaults: Any, argument: s
         for name, value in values.items():
             if name not in names:
                 raise ValueError(unknown_name(name, names, argument))
-            vector[names.index(name)] = float(value)
+            vector[names.index(name)] = numbers(value, f"{argument}[{name!r}]")
     elif values is not None:
-        vector = np.array(values, np.float64)
+        vector = numbers(values, argument)
         if vector.shape != (len(names),):
             raise ValueError(
                 f"{argument}: expected [{len(names)}], {', '.join(names)}, got {vector.shape}"
@@ -132,9 +132,17 @@ def physics_vector(values: Any, names: Sequence[str], defaults: Any, argument: s
     return vector
 
 
+def numbers(values: Any, argument: str) -> Array:
+    """Return an array of numbers; the message of its ValueError names the argument."""
+    try:
+        return np.array(values, np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{argument}: expected numbers, got {values!r:.80}") from None
+
+
 def unknown_name(name: str, names: Sequence[str], argument: str) -> str:
     """Return the message for an unknown parameter name."""
-    near = get_close_matches(name, names, 1)
+    near = get_close_matches(str(name), names, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"{argument}: expected one of the parameters {', '.join(names)}, got {name!r}{hint}"
 
@@ -179,7 +187,10 @@ def fit_bounds(bounds: Any, layout: FitLayout, model: Model) -> PeriodicBounds:
     ]
     lower, upper = map(np.concatenate, zip(*pairs, strict=True))
     if isinstance(bounds, Mapping):
-        for name, (low, high) in bounds.items():
+        for name, pair in bounds.items():
+            if numbers(pair, f"bounds[{name!r}]").shape != (2,):
+                raise ValueError(f"bounds[{name!r}]: expected (lower, upper), got {pair!r:.80}")
+            low, high = map(float, pair)
             if name in ("contrast", "offset"):
                 first = 0 if name == "contrast" else scales
                 part = slice(first, first + scales)
@@ -190,13 +201,15 @@ def fit_bounds(bounds: Any, layout: FitLayout, model: Model) -> PeriodicBounds:
                 lower[names.index(name)], upper[names.index(name)] = low, high
     elif bounds is not None:
         # A scipy.optimize.Bounds has the attributes lb and ub.
-        sides = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else tuple(bounds)
+        sides: Any = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else bounds
+        if not hasattr(sides, "__len__"):
+            raise ValueError(f"bounds: expected (lower, upper) or a mapping, got {bounds!r:.80}")
         if len(sides) != 2:
             raise ValueError(
                 f"bounds: expected (lower, upper), or a mapping by name, got {len(sides)} entries"
             )
         for target, side, label in zip((lower, upper), sides, ("lower", "upper"), strict=True):
-            value = np.asarray(side, np.float64)
+            value = numbers(side, f"{label} bounds")
             if value.shape == (len(layout.physics_names),):
                 target[2 * scales :] = value
             elif value.shape in ((), target.shape):

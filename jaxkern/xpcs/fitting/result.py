@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from jaxkern.core.arrays import npz_bytes
 from jaxkern.core.paths import write_atomically
 from jaxkern.xpcs.fitting.data import BadBlocks
-from jaxkern.xpcs.fitting.evaluation import Evaluation, FitProblem
+from jaxkern.xpcs.fitting.evaluation import DISTINCT, Evaluation, FitProblem
 from jaxkern.xpcs.fitting.jackknife import Jackknife, combine_errors
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
 from jaxkern.xpcs.fitting.profile import Profile, profile
@@ -31,8 +31,8 @@ Array = NDArray[np.float64]
 # Largest relative standard error of a parameter that counts as determined by the data.
 _LARGEST_ERROR = 100.0
 # Another minimum is as good if its chi2 exceeds that of the result by at most this multiple of the
-# variance of the noise, and is another solution if a parameter is this many errors away.
-_EVIDENCE, _DISTINCT = 9.0, 5.0
+# variance of the noise.
+_EVIDENCE = 9.0
 # Arrays [n_phi] of a result.
 SCALES = ("contrast", "contrast_error", "offset", "offset_error")
 
@@ -89,7 +89,7 @@ class FitResult:
       timings: `FitTimings`, in seconds.
       peak_memory: largest measured anonymous memory, bytes.
       costs, start_costs: of the evaluated points, and of each start that was fitted to all data, if
-        there were several, in order.
+        there were several, in order; that of a start that ended early is predicted.
       search: description of the starts that were compared and fitted.
       warnings: remarks on the result.
       held: names of the parameters that were not fitted.
@@ -545,7 +545,7 @@ def _ambiguous(
         periodic = np.isfinite(bounds.period)
         period = np.where(periodic, bounds.period, 1.0)
         step = np.where(periodic, step - period * np.round(step / period), step)
-        distinct = [k for k in range(len(x)) if physics[k] and abs(step[k]) > _DISTINCT * errors[k]]
+        distinct = [k for k in range(len(x)) if physics[k] and abs(step[k]) > DISTINCT * errors[k]]
         if difference <= _EVIDENCE and distinct:
             values = ", ".join(
                 f"{names[k]} = {x[k] + step[k]:.4g}, not {x[k]:.4g}" for k in distinct

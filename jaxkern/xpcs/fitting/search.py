@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkern.xpcs.fitting.evaluation import FitProblem
+from jaxkern.xpcs.fitting.evaluation import EVIDENCE, FitProblem
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds, spread
 from jaxkern.xpcs.fitting.passes import MAX_VALUE, HostTables
 from jaxkern.xpcs.fitting.sampling import sigma_rows
@@ -39,8 +39,9 @@ _LEAST_PHASE = 0.2
 _DIRECTIONS = 4
 # With a chi2 above this multiple of the degrees of freedom, more starts are fitted.
 _POOR = 3.0
-# Another start must lower chi2 by this multiple of chi2 a degree of freedom: 5 sigma squared.
-_EVIDENCE = 25.0
+# Minima of thinned data are fitted to all data if their chi2 exceeds the lowest one by less than
+# this multiple of chi2 a degree of freedom: bins of the lag make larger errors than noise.
+_DOUBT = 100.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Effort:
 
 EFFORTS = {
     "local": Effort(0, 0, _DIRECTIONS, _DIRECTIONS, 1, 12),
-    "auto": Effort(192, 24, 4, 10, 2, 30),
+    "auto": Effort(192, 24, 4, 10, 4, 30),
     "wide": Effort(2048, 200, 48, 128, 6, 80),
 }
 
@@ -69,7 +70,7 @@ def find_starts(start: Array, problem: FitProblem, effort: Effort) -> tuple[list
     a fit ends without shear, and points that fill the bounds evenly. Those with the lowest chi2 are
     fitted to thinned data, and from the best minimum the model's `alternatives`. The minimum of the
     given start remains the first unless another one is better by five standard deviations of chi2;
-    minima that are not worse by as much follow.
+    others that may be better in all data follow.
     """
     layout, bounds, free = problem.layout, problem.bounds, problem.free
     physics = slice(2 * layout.n_scales, layout.size)
@@ -149,19 +150,19 @@ def _minima(solutions: list[Solution], freedom: int) -> list[Solution]:
     significantly better.
     """
     best = min(solutions, key=lambda solution: solution.cost)
-    evidence = _EVIDENCE * best.cost / max(freedom, 1)
+    unit = best.cost / max(freedom, 1)
     order = sorted(solutions, key=lambda solution: solution.cost)
-    if solutions[0].cost - best.cost <= evidence:
+    if solutions[0].cost - best.cost <= EVIDENCE * unit:
         order = [solutions[0], *(solution for solution in order if solution is not solutions[0])]
     minima: list[Solution] = []
     for solution in order:
-        if solution.cost - best.cost > evidence:
+        if solution.cost - best.cost > _DOUBT * unit:
             continue
         assert solution.point is not None
         jtj = solution.point.jtj
         steps = [solution.x - other.x for other in minima]
         # In units of chi2: the same minimum, if its quadratic form says so.
-        if all(step @ jtj @ step > evidence for step in steps):
+        if all(step @ jtj @ step > EVIDENCE * unit for step in steps):
             minima.append(solution)
     return minima
 

@@ -117,7 +117,8 @@ def _positive(value: Any, name: str, unit: str) -> float:
 def _vector(value: Any, name: str) -> np.ndarray:
     array = np.array(value, np.float64)
     if array.ndim != 1 or not np.isfinite(array).all():
-        raise ValueError(f"{name}: expected finite numbers on one axis, got shape {array.shape}")
+        got = f"shape {array.shape}" if array.ndim != 1 else str(array[~np.isfinite(array)][0])
+        raise ValueError(f"{name}: expected finite numbers on one axis, got {got}")
     array.setflags(write=False)
     return array
 

@@ -14,6 +14,7 @@ import pytest
 
 from jaxkern import xpcs
 from jaxkern.cli import main
+from jaxkern.xpcs.analysis.averaging import weighted_average
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +75,12 @@ def test_files_that_do_not_belong_together(repeats, tmp_path):
         xpcs.average_results([repeats[0], path])
     with pytest.raises(ValueError, match="at least 2 repeats"):
         xpcs.average_results(repeats[:1])
+
+
+def test_a_bin_without_counts_in_one_repeat():
+    """It was NaN in the average."""
+    curves = np.array([[1.0, 2.0, np.nan], [3.0, np.nan, np.nan]])
+    errors = np.array([[0.1, 0.2, np.nan], [0.2, np.nan, np.nan]])
+    average, error = weighted_average(curves, errors)
+    np.testing.assert_allclose(average, [(100 * 1 + 25 * 3) / 125, 2.0, np.nan])
+    np.testing.assert_allclose(error, [125**-0.5, 0.2, np.nan])

@@ -54,6 +54,21 @@ def test_the_search_reaches_the_minimum_of_the_truth():
     np.testing.assert_allclose(*curves, atol=1e-6)
 
 
+def test_minima_that_thinned_data_cannot_tell_apart():
+    t = 50 / 120 * np.arange(120)
+    model = xpcs.TwoComponent(xpcs.Geometry(0.0054, None, t[1], t, [0.0, 30.0, 75.0]))
+    truth = np.array([6e3, 0.1, 200, 2e3, -0.15, 100, 60, 0.4, 10, 0.6, -0.02, 0.5, 0.1, 3.0])
+    data = xpcs.simulate(model, truth, 0.3, 1.0, noise=0.02)
+    options = {"scaling": "constant", "progress": False}
+    near = xpcs.fit(model, data, 0.02, truth, search="local", **options)
+    far = xpcs.fit(model, data, 0.02, truth * np.where(np.arange(14) % 2, 0.7, 1.3), **options)
+    # The best minimum of the thinned data is another one.
+    assert far.cost == pytest.approx(near.cost, rel=1e-6)
+    assert far.start_costs[0] > 1.004 * near.cost
+    assert np.argmin(far.start_costs) == 1
+    assert "4 fitted to all data" in far.search
+
+
 def test_the_derivatives_of_the_search(measurement):
     model, _ = measurement
     program, i, j = PassProgram(model, "linear", True), np.arange(1, 60), np.arange(40, 99)
