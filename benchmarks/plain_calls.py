@@ -3,10 +3,10 @@
     python benchmarks/plain_calls.py --before DIR        # also against another build of jaxkern
 
 The fused chain (random resized crop, flip, normalize of 64 and of 256 photographs) against jitted
-gathers, also with `tune_host_allocator` called first; g2 of 23 x 400^2 against the jitted model.
-DIR is a folder with another built `jaxkern` package, such as a checkout of an earlier commit. Every
-process runs one arm, the arms take turns, and all results are compared first. The result of a
-process is the median of its calls.
+gathers, also with `tune_host_allocator` called first, and with donated results; g2 of 23 x 400^2
+against the jitted model. DIR is a folder with another built `jaxkern` package, such as a checkout
+of an earlier commit. Every process runs one arm, the arms take turns, and all results are compared
+first. The result of a process is the median of its calls.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import dataclasses
 import resource
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,23 @@ G2 = "g2, 23 x 400^2"
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """An arm: images to augment (0: g2), "jaxkern", "JAX" or "before", and "plain" or "tuned"."""
+    """An arm: images to augment (0: g2), the version, and "plain", "tuned" or "donated"."""
 
     count: int
     version: str = "jaxkern"
     memory: str = "plain"
+
+
+def donating(aug: jk.image.Compose, images: Any, params: Any) -> Callable[[], Any]:
+    """Return a call whose result takes the memory of the previous one."""
+    apply, batch = jk.execution.donated(aug.apply), None
+
+    def call() -> Any:
+        nonlocal batch
+        batch = apply(images, params, out=batch).block_until_ready()
+        return batch
+
+    return call
 
 
 def measure(count: int, version: str, memory: str, with_result: bool) -> dict[str, Any]:
@@ -51,6 +64,8 @@ def measure(count: int, version: str, memory: str, with_result: bool) -> dict[st
         aug = image_augment.chain()
         params = image_augment.draw(aug, count)
         call = image_augment.jitted(aug, images, params, backend)
+        if memory == "donated":
+            call = donating(aug, images, params)
     else:
         jax.config.update("jax_enable_x64", True)
         arms = xpcs_kernels.Problem("laminar", 23, 400).g2()
@@ -111,6 +126,7 @@ def main() -> None:
             compared.append((Arm(count), Arm(count, "before"), 2.5 if count else 2.0))
         if count:
             compared.append((Arm(count, memory="tuned"), Arm(count, "JAX", "tuned"), 4.5))
+            compared.append((Arm(count, memory="donated"), Arm(count), None))
     arms = list(dict.fromkeys(arm for ours, theirs, _ in compared for arm in (ours, theirs)))
     results = {a: run(a, before, True)["result"] for a in harness.progress(arms, "checking")}
     for arm, result in results.items():
@@ -131,7 +147,7 @@ def main() -> None:
     note = (
         f"Each process runs one arm, {bench.rounds} processes of each in turns; medians of "
         f"{CALLS} calls after {WARMUP}. Plain: no environment variables and no settings; tuned: "
-        "`tune_host_allocator` was called."
+        "`tune_host_allocator` was called; donated: by `jaxkern.execution.donated`."
     )
     lines = [*harness.table(header, "lllrrrrrl", rows), ""]
     for arm in arms:

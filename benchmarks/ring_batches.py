@@ -304,6 +304,7 @@ def main() -> None:
     cifar = small_images(bench.rounds, CIFAR // 10 if bench.quick else CIFAR)
     lines = ["## Small rows", "", *small_rows(bench.rounds), "", title, "", *cifar]
     if bench.options.small:
+        bench.title = "Small rows and small images from RAM"
         bench.write(lines, note="Medians of epochs in turns.", name="small-batches")
         return
     count = 2560 if bench.quick else COUNT

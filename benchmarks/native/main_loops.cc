@@ -116,22 +116,32 @@ Case mix(Pixels dtype) {
           }};
 }
 
-Case program(Pixels dtype, Code code, std::vector<float> values, int32_t interpolation = 1) {
+// The values of each operation of an image program.
+using StepValues = std::vector<std::vector<float>>;
+
+Case program(Pixels dtype, std::vector<Code> codes, StepValues values, int32_t interpolation = 1) {
   constexpr int32_t kSide = 128;
   const size_t bytes = kSide * kSide * 3 * item(dtype);
   const auto in = random_memory(bytes, dtype == Pixels::kF32), out = random_memory(bytes);
-  values.resize(image::kProgramValues);
+  const size_t steps = codes.size();
+  std::vector<int32_t> ops;
+  std::vector<float> step_values;
+  for (size_t i = 0; i < steps; ++i) {
+    ops.push_back(static_cast<int32_t>(codes[i]));
+    values[i].resize(image::kProgramValues);
+    step_values.insert(step_values.end(), values[i].begin(), values[i].end());
+  }
   return {kSide * kSide * 3, [=] {
             image::ProgramCall call = {};
             call.dtype = dtype;
             call.height = call.width = kSide;
             call.channels = 3;
-            call.steps = 1;
-            call.step[0] = {1 << static_cast<int32_t>(code), interpolation, 9, 9, {}};
-            const int32_t op = static_cast<int32_t>(code);
+            call.steps = static_cast<int32_t>(steps);
+            for (size_t i = 0; i < steps; ++i)
+              call.step[i] = {1 << ops[i], interpolation, 9, 9, {}};
             call.operands.set(image::kProgramImages, in.get(), {});
-            call.operands.set(image::kProgramOps, &op, {});
-            call.operands.set(image::kProgramStepValues, values.data(), {});
+            call.operands.set(image::kProgramOps, ops.data(), {});
+            call.operands.set(image::kProgramStepValues, step_values.data(), {});
             call.output = out.get();
             call.samples = 1;
             program_samples(call, 0, 1, thread_scratch<(size_t{4} << 20)>());
@@ -436,11 +446,14 @@ std::vector<std::pair<std::string, std::function<Case()>>> cases() {
     for (const Pixels dtype : {kU8, kF32}) {
       const std::string name =
           std::string("program ") + step.name + (dtype == kU8 ? " u8" : " f32");
-      add(program, name, dtype, step.code, step.values, 1);
+      add(program, name, dtype, std::vector{step.code}, StepValues{step.values}, 1);
     }
   }
-  add(program, "program warp nearest u8", kU8, Code::kWarp,
-      std::vector<float>{.9f, .1f, 2, -.1f, .9f, 3}, 0);
+  add(program, "program warp nearest u8", kU8, std::vector{Code::kWarp},
+      StepValues{{.9f, .1f, 2, -.1f, .9f, 3}}, 0);
+  add(program, "program ColorJitter u8", kU8,
+      std::vector{Code::kBrightness, Code::kContrast, Code::kSaturation, Code::kHue},
+      StepValues{{1.2f}, {1.2f, -.2f}, {1.2f, -.2f}, {.1f}}, 1);
   add(multitau, "multitau u8", correlators::Dtype::kU8, 7);
   add(multitau, "multitau u16", correlators::Dtype::kU16, 7);
   add(multitau, "multitau f32", correlators::Dtype::kF32, 7);

@@ -200,6 +200,22 @@ JAXKERN_HD Singles multiply_add_singles(Singles a, Singles b, Singles c) {
 #endif
 }
 
+JAXKERN_HD Singles floored(Singles x) {
+#if defined(__AVX512F__)
+  constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+  return (Singles)_mm512_maskz_roundscale_ps(0xffff, (__m512)x, kDown);
+#elif defined(__AVX__)
+  return (Singles)_mm256_floor_ps((__m256)x);
+#elif defined(__SSE4_1__)
+  return (Singles)_mm_floor_ps((__m128)x);
+#elif defined(JAXKERN_NEON)
+  return vrndmq_f32(x);
+#else
+  for (int k = 0; k < kSingles; ++k) x[k] = std::floor(x[k]);
+  return x;
+#endif
+}
+
 // Clamps words that hold int32 values to [0, 255].
 JAXKERN_HD Words32 clamped_bytes(Words32 x) {
 #if defined(__AVX512F__)

@@ -39,6 +39,13 @@ inline Words32 pack_rgb(Words32 x, std::index_sequence<k...>, std::index_sequenc
   return __builtin_shufflevector(x, x, (k / 3 % 4 * 4 + k % 3)...);
 }
 
+// Transposes the 4 x 4 bytes of each lane.
+template <size_t... b>
+inline Words32 turned_lanes(Words32 x, std::index_sequence<b...>) {
+  return (Words32)__builtin_shufflevector((WordBytes)x, (WordBytes)x,
+                                          (b / 16 * 16 + b % 4 * 4 + b % 16 / 4)...);
+}
+
 using WordIndices = std::make_index_sequence<kSingles>;
 using ByteIndices = std::make_index_sequence<4 * kSingles>;
 
@@ -51,7 +58,15 @@ inline Words32 load_pixels(const uint8_t* from) {
 template <int C>
 inline void store_pixels(uint8_t* to, Words32 x) {
   if constexpr (C == 3) x = pack_rgb(x, WordIndices(), ByteIndices());
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (C == 3) {  // compilers copy the three 8-byte parts through memory
+    const __m128i high = _mm256_extracti128_si256((__m256i)x, 1);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to + 16), high);
+  }
+  memcpy(to, &x, C == 3 ? 16 : 32);
+#else
   memcpy(to, &x, C * kSingles);
+#endif
 }
 
 // Converts the first three channels of kPixelBlock pixels to floats. Each load reads 4 kSingles

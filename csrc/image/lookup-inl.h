@@ -153,7 +153,80 @@ int64_t look_up_vectors(const uint8_t* image, int64_t pixels, const uint8_t leve
   }
   return whole;
 }
+#elif defined(__AVX2__)
+// Looks up `count` bytes, a multiple of 128, in one table. A byte shuffle picks one of 16 levels,
+// or 0 if the highest bit of its index is set. The 16 levels of a group are stored as differences,
+// by exclusive or, from those of the group before. An index picks from its own group and from those
+// before it, and the differences add up to its level. Both halves of the table are looked up.
+inline void look_up_bytes(const uint8_t* from, int64_t count, const uint8_t* level, uint8_t* to) {
+  constexpr int kVectors = 4;
+  __m256i group[8][2];
+  for (int k = 0; k < 16; ++k) {
+    __m128i own, before = {};
+    memcpy(&own, level + 16 * k, 16);
+    if (k % 8 != 0) memcpy(&before, level + 16 * (k - 1), 16);
+    group[k % 8][k / 8] = _mm256_broadcastsi128_si256(_mm_xor_si128(own, before));
+  }
+  const __m256i size = _mm256_set1_epi8(16), seven_bits = _mm256_set1_epi8(127);
+  for (int64_t i = 0; i < count; i += 32 * kVectors) {
+    __m256i x[kVectors], at[kVectors], low[kVectors] = {}, high[kVectors] = {};
+    memcpy(x, from + i, sizeof x);
+    for (int v = 0; v < kVectors; ++v) at[v] = _mm256_and_si256(x[v], seven_bits);
+#pragma GCC unroll 4  // with more, the vectors do not stay in registers
+    for (int k = 0; k < 8; ++k) {
+      for (int v = 0; v < kVectors; ++v) {
+        low[v] = _mm256_xor_si256(low[v], _mm256_shuffle_epi8(group[k][0], at[v]));
+        high[v] = _mm256_xor_si256(high[v], _mm256_shuffle_epi8(group[k][1], at[v]));
+        at[v] = _mm256_subs_epi8(at[v], size);
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) x[v] = _mm256_blendv_epi8(low[v], high[v], x[v]);
+    memcpy(to + i, x, sizeof x);
+  }
+}
+
+// Processes the first pixels if all channels have the same table. Returns their number.
+template <int C, int kColours>
+int64_t look_up_vectors(const uint8_t* image, int64_t pixels, const uint8_t level[kColours][256],
+                        uint8_t* to) {
+  if (C != kColours) return 0;
+  for (int c = 1; c < kColours; ++c) {
+    if (memcmp(level[c], level[0], 256) != 0) return 0;
+  }
+  const int64_t whole = pixels / 128 * 128;
+  look_up_bytes(image, whole * C, level[0], to);
+  return whole;
+}
 #endif
+
+// A table whose levels are those of x * factor + offset.
+struct Line {
+  float factor, offset;
+};
+
+// Replaces the first bytes x by the levels of x * factor + offset, rounded after each operation.
+// Returns their number: 0 where a lookup is as fast. The sums fit into int32.
+inline int64_t map_line([[maybe_unused]] const uint8_t* from, [[maybe_unused]] int64_t count,
+                        [[maybe_unused]] Line line, [[maybe_unused]] uint8_t* to) {
+  int64_t i = 0;
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+  const __m256 factor = _mm256_set1_ps(line.factor), offset = _mm256_set1_ps(line.offset);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packs act within lanes
+  const auto ints = [&](const uint8_t* eight) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(eight));
+    const __m256 x = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+    return _mm256_cvttps_epi32(_mm256_add_ps(_mm256_mul_ps(x, factor), offset));
+  };
+  for (; i + 32 <= count; i += 32) {
+    const uint8_t* const at = from + i;
+    const __m256i words = _mm256_packs_epi32(ints(at), ints(at + 8));
+    const __m256i more = _mm256_packs_epi32(ints(at + 16), ints(at + 24));
+    const __m256i levels = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(words, more), order);
+    memcpy(to + i, &levels, sizeof levels);
+  }
+#endif
+  return i;
+}
 
 // Replaces each byte of channel c < kColours by level[c][byte]. A fourth channel is copied. `to`
 // may be the image itself.
@@ -161,7 +234,7 @@ template <int C, int kColours>
 void look_up(const uint8_t* image, int64_t pixels, const uint8_t level[kColours][256],
              uint8_t* to) {
   int64_t i = 0;
-#if defined(__AVX512BW__) || defined(JAXKERN_NEON)
+#if defined(__AVX2__) || defined(JAXKERN_NEON)
   i = look_up_vectors<C, kColours>(image, pixels, level, to);
 #endif
   for (; i < pixels; ++i) {

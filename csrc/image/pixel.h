@@ -79,62 +79,79 @@ JAXKERN_HD float luma(float r, float g, float b, float) {
   return fused(b, 0.114f, fused(g, 0.587f, r * 0.2989f));
 }
 
+struct Floor {
+  JAXKERN_HD_MEMBER float operator()(float x) const { return floorf(x); }
+};
+
 // Converts to hue, saturation and value, shifts the hue and converts back, for levels or floats.
-// NaN is never converted to an integer and propagates to the value. Cases that occur only in
-// floats, such as values outside [0, 1], cost nothing for levels, whose range is 0 or above kLeast.
-template <typename T>
-JAXKERN_HD void turn_hue(float shift, float* red, float* green, float* blue) {
+// Real is float, or a vector for levels. NaN is never converted to an integer and propagates to the
+// value. Cases that occur only in floats, such as values outside [0, 1], cost nothing for levels,
+// whose range is 0 or above `least`. There is one choice per line, because compilers turn nested
+// choices into branches.
+template <typename T, typename Real, typename Floored = Floor>
+JAXKERN_HD void turn_hue(float shift, Real* red, Real* green, Real* blue,
+                         const Floored& floored = {}) {
   constexpr bool kLevels = sizeof(T) == 1;
-  constexpr float kLeast = 0x1p-20f;
-  const float r = *red, g = *green, b = *blue;
-  const float high_rg = r > g ? r : g, low_rg = r < g ? r : g;
-  const float value = high_rg > b ? high_rg : b, low = low_rg < b ? low_rg : b;
-  const float range = value - low;
-  const bool flat = value == low;
+  const Real zero = {}, one = zero + 1.f, two = zero + 2.f, four = zero + 4.f;
+  const Real r = *red, g = *green, b = *blue;
+  const Real high_rg = r > g ? r : g, low_rg = r < g ? r : g;
+  const Real value = high_rg > b ? high_rg : b, low = low_rg < b ? low_rg : b;
+  const Real range = value - low;
   // The hue depends on the two channels other than the value. `near` is the one that is not the
   // lowest: its distance from the value is a fraction of the range. The distance of the lowest
   // channel is the whole range, NaN if the range is infinite.
-  const float first = value == r ? b : (value == g ? r : g);
-  const float second = value == r ? g : (value == g ? b : r);
-  const float start = value == r ? 0.f : (value == g ? 2.f : 4.f);
-  const float near = first == low ? second : first;
-  float share, part_near, part_low;
+  const auto is_red = value == r, is_green = value == g;
+  Real first = is_green ? r : g;
+  first = is_red ? b : first;
+  Real second = is_green ? b : r;
+  second = is_red ? g : second;
+  Real start = is_green ? two : four;
+  start = is_red ? zero : start;
+  const auto lowest = first == low;
+  const Real near = lowest ? second : first;
+  Real share, part_near, part_low;
   if constexpr (kLevels) {
-    share = range / (value > kLeast ? value : kLeast);
-    part_near = (value - near) / (range > kLeast ? range : kLeast);
-    part_low = 1.f;
+    const Real least = zero + 0x1p-20f;
+    share = range / (value > least ? value : least);
+    part_near = (value - near) / (range > least ? range : least);
+    part_low = one;
   } else {
+    const bool flat = value == low;
     share = flat ? 0.f : range / value;
     part_near = (value - near) / (flat ? 1.f : range);
     part_low = flat ? 0.f : 1.f + (range - range);
   }
-  const float sixths =
-      (start + (first == low ? part_low : part_near)) - (first == low ? part_near : part_low);
-  float hue = sixths * (1.f / 6.f) + 1.f;
-  hue = hue - floorf(hue);
+  const Real added = lowest ? part_low : part_near, removed = lowest ? part_near : part_low;
+  Real hue = ((start + added) - removed) * (1.f / 6.f) + 1.f;
+  hue = hue - floored(hue);
   hue = hue + shift;
-  hue = hue - floorf(hue);
-  hue = hue - floorf(hue);  // rounding can give 1
-  const float scaled = hue * 6.f, sextant = floorf(scaled), part = scaled - sextant;
-  const float grown = share * part, rest = 1.f - share;
-  const auto within = [](float x) { return kLevels ? x : unit_of(x); };
-  const float p = within(rest * value);
-  const float q = within((1.f - grown) * value);
-  const float t = within((grown + rest) * value);
-  // Sextants are compared as floats, and NaN is below all of them. There is one choice per line,
-  // because compilers turn nested choices into branches.
-  const bool below1 = !(sextant >= 1.f), below2 = !(sextant >= 2.f), below3 = !(sextant >= 3.f),
-             below4 = !(sextant >= 4.f), below5 = !(sextant >= 5.f);
-  float x = below5 ? t : value;
-  x = below4 ? p : x;
-  x = below2 ? q : x;
-  *red = below1 ? value : x;
-  float y = below4 ? q : p;
-  y = below3 ? value : y;
-  *green = below1 ? t : y;
-  float z = below5 ? value : q;
-  z = below3 ? t : z;
-  *blue = below2 ? p : z;
+  hue = hue - floored(hue);
+  hue = hue - floored(hue);  // rounding can give 1
+  const Real scaled = hue * 6.f, sextant = floored(scaled), part = scaled - sextant;
+  const Real grown = share * part, rest = 1.f - share;
+  const auto within = [](Real x) {
+    if constexpr (kLevels) {
+      return x;
+    } else {
+      return unit_of(x);
+    }
+  };
+  const Real p = within(rest * value);
+  const Real q = within((1.f - grown) * value);
+  const Real t = within((grown + rest) * value);
+  // Sextants are compared as floats, and NaN is below all of them.
+  const auto from1 = sextant >= 1.f, from2 = sextant >= 2.f, from3 = sextant >= 3.f,
+             from4 = sextant >= 4.f, from5 = sextant >= 5.f;
+  Real x = from5 ? value : t;
+  x = from4 ? x : p;
+  x = from2 ? x : q;
+  *red = from1 ? x : value;
+  Real y = from4 ? p : q;
+  y = from3 ? y : value;
+  *green = from1 ? y : t;
+  Real z = from5 ? q : value;
+  z = from3 ? z : t;
+  *blue = from2 ? z : p;
 }
 
 // ---------------------------------------------------------------- levels

@@ -161,13 +161,15 @@ void table_step(Work<uint8_t, C>& work, Code code, const float* values) {
   switch (code) {
     case Code::kBrightness: {
       const float factor = factor_of(values[0]);
-      return tables.then([&](int, uint8_t x) { return brightness_level(x, factor); });
+      const auto next = [&](int, uint8_t x) { return brightness_level(x, factor); };
+      return tables.then_line({factor, 0.f}, next);
     }
     case Code::kContrast: {
       work.finish_tables();
       const Blend blend = blend_of(values);
       const float mean = mean_luma<uint8_t, C>(work.image, work.pixels);
-      return tables.then([&](int, uint8_t x) { return contrast_level(x, blend, mean); });
+      const auto next = [&](int, uint8_t x) { return contrast_level(x, blend, mean); };
+      return tables.then_line({blend.factor, mean * blend.rest}, next);
     }
     case Code::kPosterize: {
       const int32_t bits = clamp_to_int(values[0], 0, 8);

@@ -21,6 +21,8 @@ struct Tables {
   uint8_t level[kColours][256];
   uint32_t count[kColours][256];
   bool pending = false, counted = false;
+  bool is_line = false;  // the pending tables are all of this line
+  Line line;
 
   // Appends an operation.
   template <typename Next>
@@ -32,6 +34,14 @@ struct Tables {
       for (int32_t k = 0; k < 256; ++k) level[c][k] = next(c, level[c][k]);
     }
     pending = true;
+    is_line = false;
+  }
+  template <typename Next>
+  void then_line(Line next_line, const Next& next) {
+    const bool alone = !pending;
+    then(next);
+    is_line = alone;
+    line = next_line;
   }
 
   // Computes the histograms of the image with the pending tables applied.
@@ -55,8 +65,10 @@ struct Tables {
       counts(image, pixels, now);
       memcpy(count, now, sizeof count);
     }
-    look_up<C, kColours>(image, pixels, level, to);
-    pending = false;
+    int64_t first = 0;
+    if (C == kColours && is_line) first = map_line(image, pixels / 32 * 32 * C, line, to) / C;
+    look_up<C, kColours>(image + first * C, pixels - first, level, to + first * C);
+    pending = is_line = false;
   }
 };
 

@@ -328,13 +328,17 @@ class _Space:
     def __init__(
         self, model: Model, fit: FitResult, free: NDArray[np.bool_], lower: Array, upper: Array
     ) -> None:
-        covariance = fit.inflation * fit.pcov_independent[np.ix_(free, free)]
-        errors = np.sqrt(np.diag(covariance))
-        unknown = [
-            n for n, e in zip(np.array(fit.names)[free], errors, strict=True) if not e < np.inf
-        ]
-        if unknown:
+        covariance = fit.pcov_independent[np.ix_(free, free)]
+        unknown = np.array(fit.names)[free][~(np.diag(covariance) < np.inf)]
+        if unknown.size:
             raise ValueError(f"fit: the data do not determine {', '.join(unknown)}; hold some")
+        # The covariance of the likelihood with `inflation`, which sigma cancels out of.
+        first = len(fit.names) - len(model.parameters)
+        chosen = np.array([k for k in np.flatnonzero(free) if k >= first] or np.flatnonzero(free))
+        covariance = covariance * np.mean(
+            np.diag(fit.pcov)[chosen] / np.diag(fit.pcov_independent)[chosen]
+        )
+        errors = np.sqrt(np.diag(covariance))
         self._free, self._base = np.flatnonzero(free), fit.popt
         low, high = lower[free], upper[free]
         x, below, above = fit.popt[free], np.isfinite(low), np.isfinite(high)
@@ -364,7 +368,7 @@ class _Space:
         gain = np.linalg.solve(inner, root[:, None] * spread).T
         u = u - gain @ (root * (u - 0.5))
         spread -= gain @ (root[:, None] * spread)
-        first, count = len(fit.names) - len(model.parameters), np.cumsum(free) - 1
+        count = np.cumsum(free) - 1
         self._time, self._laws = float(model.geometry.times.mean()), []
         y = u.copy()
         for law, _ in model.power_laws:

@@ -70,6 +70,19 @@ def test_the_volume_of_the_coordinates():
     np.testing.assert_allclose(density, density[0], atol=1e-6)
 
 
+def test_the_scale_of_sigma_cancels():
+    """Coordinates were wider by the factor of a sigma that is too small."""
+    model, data = problem(frames=30)
+    factors = []
+    for sigma in (0.004, 0.0004):
+        fit = xpcs.fit(model, data, sigma, search="local", hold=["D_offset"], **QUIET)
+        free = np.array([name not in fit.held for name in fit.names])
+        limits = np.full(len(free), np.inf)
+        with jax.enable_x64(True):
+            factors.append(_Space(model, fit, free, -limits, limits)._factor)
+    np.testing.assert_allclose(factors[1], factors[0], rtol=1e-3, atol=1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("low", [0.1, -np.inf])
 def test_a_parameter_at_its_bound_and_an_inflation(low):
