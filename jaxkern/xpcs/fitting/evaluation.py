@@ -121,7 +121,7 @@ class Evaluation:
     def _lost(self, x: Array, point: NormalPoint, rival: Solution | None) -> Solution | None:
         """Return the minimum that the normal equations predict, if it is not better.
 
-        One that is as good has to differ from the rival, so that the result can report it.
+        It is at x if it differs from the rival, and otherwise at the rival.
         """
         if rival is None or rival.point is None or not point.is_finite():
             return None
@@ -132,16 +132,15 @@ class Evaluation:
             return None
         # Mirrored points are counted twice.
         unit = 2.0 * rival.cost / max(float(point.sums.count.sum()), 1.0)
-        if least - rival.cost <= EVIDENCE * unit:
-            errors = np.sqrt(np.maximum(np.diag(covariance(rival.point.jtj).inverse), 0.0) * unit)
-            fixed = ~np.isfinite(self.problem.bounds.period[self.free])
-            physics = np.flatnonzero(self.free) >= 2 * self.problem.layout.n_scales
-            # The minimum is at most sqrt(gain / unit) standard errors from here.
-            far = abs(x - rival.x) > (DISTINCT + np.sqrt(gain / unit)) * errors
-            if not (far & fixed & physics).any():
-                return None
+        errors = np.sqrt(np.maximum(np.diag(covariance(rival.point.jtj).inverse), 0.0) * unit)
+        free = np.flatnonzero(self.free)
+        compared = ~np.isfinite(self.problem.bounds.period[free])
+        compared &= free >= 2 * self.problem.layout.n_scales
+        # The minimum is at most sqrt(gain / unit) standard errors from here.
+        distinct = compared & (abs(x - rival.x) > (DISTINCT + np.sqrt(gain / unit)) * errors)
+        end = x.copy() if distinct.any() else rival.x
         cost = max(least, rival.cost)
-        return Solution(x.copy(), cost, nfev=self.passes, costs=(point.cost,), point=point)
+        return Solution(end, cost, nfev=self.passes, costs=(point.cost,), point=point)
 
     def restart(self) -> Array:
         """Forget all passes, and return the best point among them."""
