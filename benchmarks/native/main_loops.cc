@@ -454,6 +454,12 @@ std::vector<std::pair<std::string, std::function<Case()>>> cases() {
   add(program, "program ColorJitter u8", kU8,
       std::vector{Code::kBrightness, Code::kContrast, Code::kSaturation, Code::kHue},
       StepValues{{1.2f}, {1.2f, -.2f}, {1.2f, -.2f}, {.1f}}, 1);
+  const std::vector<float> turn = {.99f, .1f, 2, -.1f, .99f, 3}, shear = {1, .1f, 2, 0, 1, 0};
+  add(program, "program AugMix u8", kU8,
+      std::vector{Code::kKeep, Code::kPosterize, Code::kWarp, Code::kAdd, Code::kEqualize,
+                  Code::kWarp, Code::kAdd, Code::kAutocontrast, Code::kWarp, Code::kAdd,
+                  Code::kMean},
+      StepValues{{.3f}, {4}, turn, {.3f}, {}, shear, {.2f}, {}, turn, {.2f}, {}}, 1);
   add(multitau, "multitau u8", correlators::Dtype::kU8, 7);
   add(multitau, "multitau u16", correlators::Dtype::kU16, 7);
   add(multitau, "multitau f32", correlators::Dtype::kF32, 7);

@@ -39,6 +39,13 @@ inline Words32 pack_rgb(Words32 x, std::index_sequence<k...>, std::index_sequenc
   return __builtin_shufflevector(x, x, (k / 3 % 4 * 4 + k % 3)...);
 }
 
+// Transposes the 4 x 4 bytes of each lane.
+template <size_t... b>
+inline Words32 turned_lanes(Words32 x, std::index_sequence<b...>) {
+  return (Words32)__builtin_shufflevector((WordBytes)x, (WordBytes)x,
+                                          (b / 16 * 16 + b % 4 * 4 + b % 16 / 4)...);
+}
+
 using WordIndices = std::make_index_sequence<kSingles>;
 using ByteIndices = std::make_index_sequence<4 * kSingles>;
 

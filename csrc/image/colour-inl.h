@@ -16,6 +16,18 @@ using namespace simd::JAXKERN_LEVEL;
 
 // ---------------------------------------------------------------- operations on pixels
 
+// Returns pixels of four channels, words that hold int32 values, clamped to [0, 255].
+inline Words32 clamped_pixels(Words32 r, Words32 g, Words32 b, Words32 a) {
+#if defined(JAXKERN_WIDE)
+  // Packs act within lanes of 16 bytes, which then hold four bytes of each channel.
+  const Wide low = JAXKERN_WIDE(packs_epi32)((Wide)r, (Wide)g);
+  const Wide high = JAXKERN_WIDE(packs_epi32)((Wide)b, (Wide)a);
+  return turned_lanes((Words32)JAXKERN_WIDE(packus_epi16)(low, high), ByteIndices());
+#else
+  return clamped_bytes(r) | clamped_bytes(g) << 8 | clamped_bytes(b) << 16 | a << 24;
+#endif
+}
+
 // The luma() of bytes. Its sums are exact.
 inline Singles luma_of(Words32 pixels) {
   const auto term = [&](int32_t c, float weight, Singles sum) {
@@ -23,6 +35,21 @@ inline Singles luma_of(Words32 pixels) {
   };
   const Singles scaled = term(0, 2989.f, term(1, 5870.f, term(2, 1140.f, 0.5f - Singles{})));
   return to_singles(to_words(scaled * (1.f / 10000.f)));
+}
+
+// The same as integers.
+inline Words32 floored_luma(Words32 pixels) {
+#if defined(JAXKERN_WIDE)
+  const Words32 weights = 2989 + (1140 << 16) - Words32{}, green = 5870 - Words32{};
+  const Words32 outer = pixels & 0x00ff00ff, middle = pixels >> 8 & 255;
+  const Words32 parts = (Words32)JAXKERN_WIDE(madd_epi16)((Wide)outer, (Wide)weights) +
+                        (Words32)JAXKERN_WIDE(madd_epi16)((Wide)middle, (Wide)green);
+  constexpr float kUnit = 1.f / 10000.f;
+  return to_words(
+      multiply_add_singles(to_singles(parts), kUnit - Singles{}, .5f * kUnit - Singles{}));
+#else
+  return to_words(luma_of(pixels));
+#endif
 }
 
 // Processes the first pixels of a byte image in vectors if the level has fused multiply-add.
@@ -34,13 +61,13 @@ int64_t saturate_vectors(const uint8_t* from, int64_t pixels, Blend blend, uint8
     for (; i + 2 * kSingles <= pixels; i += kSingles) {
       const Words32 x = load_pixels<C>(from + i * C);
       const Singles gray = luma_of(x), rest = blend.rest - Singles{};
-      Words32 y = C == 4 ? x & 0xff000000 : Words32{};
+      Words32 y[3];
       for (int c = 0; c < 3; ++c) {
         const Singles colour = to_singles(x >> (8 * c) & 255) * blend.factor;
         // Truncating before clamping is faster, and bounded factors keep the value within int32.
-        y |= clamped_bytes(to_words(multiply_add_singles(gray, rest, colour))) << (8 * c);
+        y[c] = to_words(multiply_add_singles(gray, rest, colour));
       }
-      store_pixels<C>(to + i * C, y);
+      store_pixels<C>(to + i * C, clamped_pixels(y[0], y[1], y[2], C == 4 ? x >> 24 : Words32{}));
     }
   }
   return i;
@@ -141,7 +168,7 @@ int64_t sum_luma(const uint8_t* image, int64_t pixels) {
     if constexpr (C >= 3 && kHasShuffles) {
       Words32 parts = {};
       for (; i + 2 * kSingles <= end; i += kSingles)
-        parts += to_words(luma_of(load_pixels<C>(image + i * C)));
+        parts += floored_luma(load_pixels<C>(image + i * C));
       for (int32_t k = 0; k < kSingles; ++k) part += static_cast<int32_t>(parts[k]);
     }
     for (; i < end; ++i) {

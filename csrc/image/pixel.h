@@ -86,8 +86,7 @@ struct Floor {
 // Converts to hue, saturation and value, shifts the hue and converts back, for levels or floats.
 // Real is float, or a vector for levels. NaN is never converted to an integer and propagates to the
 // value. Cases that occur only in floats, such as values outside [0, 1], cost nothing for levels,
-// whose range is 0 or above `least`. There is one choice per line, because compilers turn nested
-// choices into branches.
+// whose range is 0 or above `least`.
 template <typename T, typename Real, typename Floored = Floor>
 JAXKERN_HD void turn_hue(float shift, Real* red, Real* green, Real* blue,
                          const Floored& floored = {}) {
@@ -101,12 +100,9 @@ JAXKERN_HD void turn_hue(float shift, Real* red, Real* green, Real* blue,
   // lowest: its distance from the value is a fraction of the range. The distance of the lowest
   // channel is the whole range, NaN if the range is infinite.
   const auto is_red = value == r, is_green = value == g;
-  Real first = is_green ? r : g;
-  first = is_red ? b : first;
-  Real second = is_green ? b : r;
-  second = is_red ? g : second;
-  Real start = is_green ? two : four;
-  start = is_red ? zero : start;
+  const Real first = is_red ? b : (is_green ? r : g);
+  const Real second = is_red ? g : (is_green ? b : r);
+  const Real start = is_red ? zero : (is_green ? two : four);
   const auto lowest = first == low;
   const Real near = lowest ? second : first;
   Real share, part_near, part_low;
@@ -139,7 +135,8 @@ JAXKERN_HD void turn_hue(float shift, Real* red, Real* green, Real* blue,
   const Real p = within(rest * value);
   const Real q = within((1.f - grown) * value);
   const Real t = within((grown + rest) * value);
-  // Sextants are compared as floats, and NaN is below all of them.
+  // Sextants are compared as floats, and NaN is below all of them. There is one choice per line,
+  // because compilers turn nested choices into branches.
   const auto from1 = sextant >= 1.f, from2 = sextant >= 2.f, from3 = sextant >= 3.f,
              from4 = sextant >= 4.f, from5 = sextant >= 5.f;
   Real x = from5 ? value : t;

@@ -54,30 +54,8 @@ def test_record_ids_stay_the_same_over_releases():
     ids = {
         mixed: [
             [
-                27,
-                4,
-                28,
-                17,
-                30,
-                12,
-                23,
-                3,
-                32,
-                2,
-                26,
-                5,
-                34,
-                1,
-                36,
-                9,
-                62,
-                11,
-                65,
-                8,
-                64,
-                13,
-                67,
-                10,
+                27, 4, 28, 17, 30, 12, 23, 3, 32, 2, 26, 5, 34, 1, 36, 9, 62, 11, 65, 8,
+                64, 13, 67, 10,
             ],
             [25, 18, 29, 16, 31, 22, 24, 20, 33, 21, 61, 14, 35, 6, 66, 0, 60, 19, 68, 15, 98, 7],
         ],
@@ -94,7 +72,7 @@ def test_record_ids_stay_the_same_over_releases():
             [1, 62, 0, 65, 8],
             [33, 2, 64, 14],
         ],
-    }
+    }  # fmt: skip
     for order, expected in ids.items():
         shards = [(index, 2) for index in range(2)]
         found = [order.records(s, 3, np.arange(order.rows_in(s))).tolist() for s in shards]

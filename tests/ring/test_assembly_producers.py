@@ -7,7 +7,6 @@ another record, a plan or parameters that the native side trusts, an epoch that 
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.errors import raises
@@ -41,14 +40,9 @@ def test_a_producer_that_refuses_fails_its_batch_only():
         assert len(list(batches)) == 3
 
 
+# Pipelines test others: pipeline/test_native.py.
 CHAINS = {
     "crop": Compose([im.RandomResizedCrop(16), im.RandomHorizontalFlip(), Normalize(0.4, 0.3)]),
-    "u8": Compose([RandomCrop(20, padding=3), im.RandomVerticalFlip()]),
-    "bf16 NCHW": Compose(
-        [im.RandomResizedCrop(9, antialias=False), Normalize([0.1, 0.2, 0.3], 0.5)],
-        dtype=jnp.bfloat16, layout="NCHW",
-    ),
-    "erase": Compose([im.Pad(2), Normalize(0.5, 0.5), im.RandomErasing(1.0)]),
     "policy": Compose(
         [im.RandomResizedCrop(16), im.RandAugment(2, 9), im.RandomHorizontalFlip(),
          im.RandomInvert(), Normalize(0.4, 0.3), im.RandomErasing(1.0)],

@@ -36,6 +36,8 @@ Array = NDArray[np.float64]
 # Relative difference of costs of the same minimum, and the largest relative decrease of the cost
 # that the normal equations predict well. In a curved valley it is exact long before the minimum.
 _SAME_COST, _PREDICTABLE = 1e-6, 1e-2
+# Passes of a start whose minimum is as good as that of another one, before they count as the same.
+_EQUAL_PASSES = 10
 # A minimum is worse than another one if its chi2 is higher by this many variances of the noise, and
 # distinct if a parameter differs by this many standard errors.
 EVIDENCE, DISTINCT = 25.0, 5.0
@@ -121,7 +123,7 @@ class Evaluation:
     def _lost(self, x: Array, point: NormalPoint, rival: Solution | None) -> Solution | None:
         """Return the minimum that the normal equations predict, if it is not better.
 
-        One that is as good has to differ from the rival, so that the result can report it.
+        It is at x if it is as good and differs from the rival, and otherwise at the rival.
         """
         if rival is None or rival.point is None or not point.is_finite():
             return None
@@ -132,16 +134,20 @@ class Evaluation:
             return None
         # Mirrored points are counted twice.
         unit = 2.0 * rival.cost / max(float(point.sums.count.sum()), 1.0)
-        if least - rival.cost <= EVIDENCE * unit:
-            errors = np.sqrt(np.maximum(np.diag(covariance(rival.point.jtj).inverse), 0.0) * unit)
-            fixed = ~np.isfinite(self.problem.bounds.period[self.free])
-            physics = np.flatnonzero(self.free) >= 2 * self.problem.layout.n_scales
-            # The minimum is at most sqrt(gain / unit) standard errors from here.
-            far = abs(x - rival.x) > (DISTINCT + np.sqrt(gain / unit)) * errors
-            if not (far & fixed & physics).any():
+        is_near, end = gain < EVIDENCE * unit, rival.x
+        if least - rival.cost < EVIDENCE * unit:
+            if not is_near and self.passes < _EQUAL_PASSES:
                 return None
+            errors = np.sqrt(np.maximum(np.diag(covariance(rival.point.jtj).inverse), 0.0) * unit)
+            free = np.flatnonzero(self.free)
+            compared = ~np.isfinite(self.problem.bounds.period[free])
+            compared &= free >= 2 * self.problem.layout.n_scales
+            # The minimum is at most sqrt(gain / unit) standard errors from here.
+            distinct = abs(x - rival.x) > (DISTINCT + np.sqrt(gain / unit)) * errors
+            if is_near and (compared & distinct).any():
+                end = x.copy()
         cost = max(least, rival.cost)
-        return Solution(x.copy(), cost, nfev=self.passes, costs=(point.cost,), point=point)
+        return Solution(end, cost, nfev=self.passes, costs=(point.cost,), point=point)
 
     def restart(self) -> Array:
         """Forget all passes, and return the best point among them."""

@@ -73,7 +73,9 @@ class Heterodyne:
         tables, n, phi0 = self.tables(params), len(self.t), mp.mpf(params[13])
         c2 = np.empty((len(self.phi), n, n))
         for angle, i, j in np.ndindex(c2.shape):
-            c2[angle, i, j] = self.point(tables, phi0, contrast, offset, angle, i, j)
+            if i <= j:  # the formula is symmetric
+                c2[angle, i, j] = self.point(tables, phi0, contrast, offset, angle, i, j)
+                c2[angle, j, i] = c2[angle, i, j]
         return c2
 
     def slopes(self, params, contrast, offset, angle, i, j):

@@ -40,14 +40,15 @@ def assert_same(result, expected):
 
 
 @pytest.mark.parametrize(
-    ("shape", "names", "spec", "kind"),
+    ("case", "shape", "names", "spec", "kind"),
     [
-        ((4,), ("d",), ("d",), AxisType.Explicit),
-        ((4,), ("d",), (None, "d"), AxisType.Auto),
-        ((2, 2), ("a", "r"), ("a", "r"), AxisType.Explicit),
-        ((2, 2), ("a", "r"), (("a", "r"),), AxisType.Auto),
-        ((2, 2), ("a", "r"), (None, "r"), AxisType.Explicit),
+        (True, (4,), ("d",), ("d",), AxisType.Explicit),
+        (False, (4,), ("d",), (None, "d"), AxisType.Auto),
+        (True, (2, 2), ("a", "r"), ("a", "r"), AxisType.Explicit),
+        (False, (2, 2), ("a", "r"), (("a", "r"),), AxisType.Auto),
+        (True, (2, 2), ("a", "r"), (None, "r"), AxisType.Explicit),
     ],
+    indirect=["case"],
 )
 def test_four_devices_give_one_devices_result(case, expected, shape, names, spec, kind):
     mesh = jax.make_mesh(shape, names, axis_types=(kind,) * len(names))

@@ -30,7 +30,7 @@ def slow_flow(seed=0):
     return jk.xpcs.LaminarFlow(geometry), clean + noise + noise.transpose(0, 2, 1), physics
 
 
-def far_starts(count=3):
+def far_starts(count=2):
     """Draw starts within the bounds, amplitudes in the logarithm."""
     draw = np.random.default_rng(4)
     for _ in range(count):

@@ -187,15 +187,11 @@ def test_losses_of_scipy(loss, symmetric):
     "kind masked symmetric",
     native=[
         ("scalar", True, False),
-        ("scalar", True, True),
         ("scalar", False, "auto"),
-        ("angles", True, False),
         ("angles", False, True),
         ("angles", True, "auto"),
         ("points", True, False),
         ("points", True, "auto"),
-        ("points", False, "auto"),
-        ("mirrored points", False, False),
         ("mirrored points", True, True),
         ("mirrored points", True, "auto"),
     ],
@@ -203,7 +199,6 @@ def test_losses_of_scipy(loss, symmetric):
         ("scalar", True, True),
         ("angles", True, False),
         ("points", True, "auto"),
-        ("mirrored points", True, "auto"),
     ],
 )
 def test_sigma_and_masks(kind, masked, symmetric):
