@@ -263,7 +263,13 @@ inline void write_row(const Fast& fast, const RowTaps* taps, int32_t y, void* ou
   const Range valid = taps ? fast.columns : Range{0, 0};
   const int32_t width = fast.segment->width;
   const int64_t pixel = fast.together * dtype_bytes(fast.plan->output_dtype);
-  const int32_t values = (valid.end - valid.begin) * fast.together;
+  int32_t values = (valid.end - valid.begin) * fast.together;
+  if (taps && taps->bytes && !fast.sample->streaming) {
+    // Whole vectors, whose last values the copies of `fill_row` replace.
+    const int32_t vectors = (values + kFloats - 1) / kFloats * kFloats;
+    const bool readable = fast.mirrored || fast.end - taps->bytes >= vectors;
+    if (readable && vectors <= (width - valid.begin) * fast.together) values = vectors;
+  }
   PlaneTaps shifted;
   for (int32_t p = 0; p < fast.planes; ++p) {
     char* const out = output_row(fast, output, p, y);
