@@ -137,14 +137,15 @@ struct StripRows {
   Row* next;
   Row* pairs;
 
+  static constexpr int64_t kRows = (2 * kMostDelays + kBlock + 1) * kStrip;
+
   explicit StripRows(char* scratch) {
-    constexpr int64_t kRows = (2 * kMostDelays + kBlock + 1) * kStrip;
     sums = reinterpret_cast<Row*>(scratch);
     next = sums + kRows;
     pairs = next + kRows;
   }
-  // Memory after these buffers.
-  char* end() const { return reinterpret_cast<char*>(pairs + (pairs - next)); }
+  // Memory after these buffers; `sums` and `next` are swapped after each level.
+  char* end() const { return reinterpret_cast<char*>(pairs + kRows); }
 };
 
 template <typename From, typename To>
@@ -157,8 +158,8 @@ inline void copy_row(const From* __restrict from, To* __restrict to) {
   }
 }
 
-template <typename From, typename To>
-inline void add_row(const From* __restrict from, To* __restrict to) {
+template <typename Row>
+inline void add_row(const Row* __restrict from, typename Kind<Row>::Narrow* __restrict to) {
   for (int i = 0; i < kStrip; ++i) to[i] += from[i];
 }
 
@@ -498,7 +499,9 @@ void run_levels(const MultiTauStrip& strip, StripRows<Row> rows, int32_t level) 
 template <typename Row>
 void run_strip(const MultiTauStrip& strip, char* scratch) {
   const StripRows<Row> rows(scratch);
-  static_assert(3 * (sizeof(uint16_t) + sizeof(uint32_t)) <= 3 * sizeof(double));
+  constexpr int64_t kRows = StripRows<Row>::kRows;
+  static_assert(3 * kRows * (sizeof(uint16_t) + sizeof(uint32_t)) <= kScratchBytes);
+  static_assert(2 * kRows * sizeof(double) <= kScratchBytes);  // products of doubles use no pairs
   load_frames(strip, rows.sums + strip.delays.kept() * kStrip);
   run_levels(strip, rows, 0);
 }

@@ -218,7 +218,8 @@ inline void finish_values(const Source& source, const Pattern& pattern, int32_t 
   for (; i + kFloats <= count; i += kFloats, k = k == 2 ? 0 : k + 1)
     Sink::put(out + i, source.scaled(scale + k * kFloats, bias + k * kFloats).at(i));
   if (i == count) return;
-  if (count < kFloats)
+  // Streamed lines are not written twice.
+  if (Sink::kStream || count < kFloats)
     return finish_part<Sink>(source, pattern.scale + i % together, pattern.bias + i % together, i,
                              count - i, out);
   i = count - kFloats;  // overlaps the vector before

@@ -89,6 +89,10 @@ class Epoch:
 
     def parts(self, layout: BatchLayout, rows: range) -> Iterator[Part]:
         """Yield the parts of rows, see `Order.parts`; rows past the end repeat the last."""
+        if min(order.rows_in(layout.shard) for order in layout.order.inputs) < _BLOCK_ROWS // 64:
+            shard, numbers = layout.read_rows(rows)  # a block would have many parts
+            yield from layout.order.parts(shard, self.number, numbers)
+            return
         for first, block in self._row_blocks(_parts, layout, rows):
             for part in block:
                 bounds = rows.start - first, rows.stop - first

@@ -126,6 +126,8 @@ def joined(
     leaves, fields = zip(*(flattened(data) for data, _ in parts), strict=True)
     if check is not None:
         check(fields)
+    elif any(tree != fields[0][0] for tree, _ in fields):
+        raise ValueError(f"fields differ between batches: {[str(tree) for tree, _ in fields]}")
     selected, start = [], 0
     for (_, rows), values in zip(parts, leaves, strict=True):
         count = row_count(values[0]) or 0

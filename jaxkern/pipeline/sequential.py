@@ -68,7 +68,9 @@ class Flow:
     def __init__(self, node: Any, epoch: Epoch, vertex: Vertex, position: dict[str, Any]) -> None:
         """Begin at the position, which is empty at the beginning of the epoch."""
         self._node, self._layout = node, epoch.layouts[vertex]
-        self._upstream: Upstream = node.open_upstream(epoch, vertex, position.get("at"))
+        self._upstream: Upstream = node.open_upstream(
+            epoch, vertex, position["at"] if position else None
+        )
         self._size, self._remainder = self._layout.batch_size, self._layout.remainder
         self._items: deque[ReadItem] = deque()
         self._count = 0  # number of rows that were read

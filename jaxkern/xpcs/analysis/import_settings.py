@@ -463,7 +463,7 @@ def _optimization(state: _Import, model: str, is_old: bool) -> None:
     scaling = scaling if all(layers) else "individual"
     if model == "static" and scaling in ("auto", "averaged", "constant"):
         scaling = "individual"  # as xpcsjax does
-    if scaling in _SCALINGS:
+    if isinstance(scaling, str) and scaling in _SCALINGS:
         state.set(key, "scaling", "fixed" if state.fixed_scaling else _SCALINGS[scaling])
     else:
         state.add(key, "error", f"expected one of {', '.join(_SCALINGS)}, got {scaling!r:.60}")

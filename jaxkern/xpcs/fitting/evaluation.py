@@ -34,7 +34,8 @@ from jaxkern.xpcs.model.models import Model
 Array = NDArray[np.float64]
 
 # Relative difference of costs of the same minimum, and the largest relative decrease of the cost
-# that the normal equations predict well. In a curved valley it is exact long before the minimum.
+# that the normal equations predict well. In a curved valley, far from the minimum, predictions of
+# larger decreases are too small.
 _SAME_COST, _PREDICTABLE = 1e-6, 1e-2
 # Passes of a start whose minimum is as good as that of another one, before they count as the same.
 _EQUAL_PASSES = 10
@@ -140,10 +141,10 @@ class Evaluation:
                 return None
             errors = np.sqrt(np.maximum(np.diag(covariance(rival.point.jtj).inverse), 0.0) * unit)
             free = np.flatnonzero(self.free)
-            compared = ~np.isfinite(self.problem.bounds.period[free])
-            compared &= free >= 2 * self.problem.layout.n_scales
+            compared = free >= 2 * self.problem.layout.n_scales
+            step = self.problem.bounds.difference(self.full(x), self.full(rival.x))[free]
             # The minimum is at most sqrt(gain / unit) standard errors from here.
-            distinct = abs(x - rival.x) > (DISTINCT + np.sqrt(gain / unit)) * errors
+            distinct = abs(step) > (DISTINCT + np.sqrt(gain / unit)) * errors
             if is_near and (compared & distinct).any():
                 end = x.copy()
         cost = max(least, rival.cost)

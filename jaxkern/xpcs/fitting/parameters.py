@@ -170,6 +170,12 @@ class PeriodicBounds:
         lower = np.where(self.unbound, -np.inf, self.lower)
         return lower, np.where(self.unbound, np.inf, self.upper)
 
+    def difference(self, a: Array, b: Array) -> Array:
+        """Return a - b [p], which for periodic parameters is at most half a period."""
+        periodic = np.isfinite(self.period)
+        period = np.where(periodic, self.period, 1.0)
+        return a - b - np.where(periodic, period * np.round((a - b) / period), 0.0)
+
     def wrap(self, x: Array) -> Array:
         """Return x [p] with periodic parameters shifted inside their bounds."""
         below, above = np.maximum(self.lower - x, 0.0), np.maximum(x - self.upper, 0.0)

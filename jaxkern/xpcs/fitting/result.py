@@ -396,19 +396,25 @@ def summarize(
     names = layout.names
     notes: list[str] = []
     if negative := np.flatnonzero(point.contrast < 0).tolist():
-        notes.append(f"the contrast is negative at angles {negative}: try a lower fourier_order")
+        advice = ": try a lower fourier_order" if "contrast[c0]" in names else ""
+        notes.append(f"the contrast is negative at angles {negative}{advice}")
     reasons: list[str] = []
     issued: list[str] = []
     if np.any(sums.jtj):
         bounded = _at_bounds(x, *problem.bounds.solver, names, problem.free & ~excluded)
-        notes = [f"{line}; its error is not meaningful" for line in bounded.values()]
+        notes += [f"{line}; its error is not meaningful" for line in bounded.values()]
         notes += rank_warnings(inverse, names)
         reasons = _unusable(problem, x, pcov, bounded, normal.jtj)
-        unit = pairs * inflation  # the variance of the noise, in units of the cost
+        # The variance of the noise, in units of the cost.
+        unit = max(pairs * inflation, np.finfo(float).tiny)
         physics = problem.free & (np.arange(layout.size) >= 2 * scales)
         reasons += _without_decay(x, normal.jtj, scales, unit, scales + int(physics.sum()))
         minima = [(evaluation.full(s.x), (s.cost - solution.cost) / unit) for s in others]
-        reasons += _ambiguous(names, x, np.sqrt(np.diag(pcov)), physics, problem.bounds, minima)
+        text, is_exchanged = _ambiguous(problem, x, np.sqrt(np.diag(pcov)), physics, minima)
+        if is_exchanged:
+            notes.append(text)
+        elif text:
+            reasons.append(text)
     if interrupted:
         reasons = [interrupted]
     else:
@@ -529,33 +535,41 @@ def _without_decay(x: Array, jtj: Array, scales: int, unit: float, count: int) -
 
 
 def _ambiguous(
-    names: Sequence[str],
+    problem: FitProblem,
     x: Array,
     errors: Array,
     physics: NDArray[np.bool_],
-    bounds: PeriodicBounds,
     minima: Sequence[tuple[Array, float]],
-) -> list[str]:
-    """Return the reason if a minimum with other physics is as good.
+) -> tuple[str, bool]:
+    """Describe a minimum with other physics that is as good; "" if there is none.
 
-    `minima` are pairs of parameters [p] and the difference of chi2 in variances of the noise.
+    `minima` are pairs of parameters [p] and the difference of chi2 in variances of the noise. The
+    second result is True if all of them are `Model.exchange` of this one.
     """
+    names, first, exchanged = problem.layout.names, 2 * problem.layout.n_scales, ""
     for other, difference in minima:
-        step = other - x
-        periodic = np.isfinite(bounds.period)
-        period = np.where(periodic, bounds.period, 1.0)
-        step = np.where(periodic, step - period * np.round(step / period), step)
+        step = problem.bounds.difference(other, x)
         distinct = [k for k in range(len(x)) if physics[k] and abs(step[k]) > DISTINCT * errors[k]]
-        if difference <= _EVIDENCE and distinct:
-            values = ", ".join(
-                f"{names[k]} = {x[k] + step[k]:.4g}, not {x[k]:.4g}" for k in distinct
-            )
-            return [
-                f"another minimum is nearly as good ({values}; chi2 is higher by "
-                f"{difference:.3g} times the variance of the noise): restrict the bounds, or hold "
-                "some parameters"
-            ]
-    return []
+        if difference > _EVIDENCE or not distinct:
+            continue
+        values = ", ".join(f"{names[k]} = {x[k] + step[k]:.4g}, not {x[k]:.4g}" for k in distinct)
+        if pairs := problem.model.exchange:
+            to, of = first + np.array(pairs).T
+            swapped = x.copy()
+            swapped[to] = x[of]
+            apart = problem.bounds.difference(other, swapped)[to]
+            if (np.abs(apart) <= DISTINCT * errors[of]).all():
+                exchanged = (
+                    f"the components can be exchanged ({values}): both solutions are as good; "
+                    "bounds of a fraction below or above 0.5 choose one"
+                )
+                continue
+        text = (
+            f"another minimum is nearly as good ({values}; chi2 is higher by {difference:.3g} "
+            "times the variance of the noise): restrict the bounds, or hold some parameters"
+        )
+        return text, False
+    return exchanged, bool(exchanged)
 
 
 def _scaled_covariance(inverse: Array, scale: float) -> Array:

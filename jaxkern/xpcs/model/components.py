@@ -213,6 +213,18 @@ class TwoComponent(Components):
         diffusion = 0.5 * geometry.q**2
         self.power_laws = (0, diffusion), (3, diffusion), (6, geometry.q)
         self.offsets = 2, 5, 8, 10, 11, 12
+        self.exchange = (
+            (0, 3),
+            (1, 4),
+            (2, 5),
+            (3, 0),
+            (4, 1),
+            (5, 2),
+            (6, 6),
+            (7, 7),
+            (8, 8),
+            (13, 13),
+        )
 
     def rates(self, params: Any) -> dict[str, jax.Array]:
         """Compute D of both components, the velocity, and the fraction of the sample, [n_t]."""

@@ -190,6 +190,8 @@ class Model:
       isotropic: True if fits have one contrast and one offset for all angles.
       power_laws: (index of the scale, phase of a rate of 1 in 1 s) of rates scale t^exponent +
         offset, whose parameters follow each other.
+      exchange: pairs of indices; g2 can be the same if the first of each pair is the second of
+        another solution, and the parameters in no pair differ. Empty for most models.
       offsets: indices of parameters that are 0 in the simplest case.
 
     Example:
@@ -200,6 +202,7 @@ class Model:
     """
 
     power_laws: tuple[tuple[int, float], ...] = ()
+    exchange: tuple[tuple[int, int], ...] = ()
     offsets: tuple[int, ...] = ()
     unused_frames: tuple[int, ...] = ()
     isotropic: bool = False
