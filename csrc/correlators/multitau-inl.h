@@ -148,13 +148,12 @@ struct StripRows {
   char* end() const { return reinterpret_cast<char*>(pairs + kRows); }
 };
 
-template <typename From, typename To>
-inline void copy_row(const From* __restrict from, To* __restrict to) {
-  if constexpr (sizeof(From) == sizeof(To)) {
-    constexpr int kLanes = sizeof(Words32) / sizeof(To);
-    for (int i = 0; i < kStrip; i += kLanes) store_vector(to + i, load_vector<Words32>(from + i));
+template <typename Row>
+inline void copy_row(const Row* __restrict from, typename Kind<Row>::Narrow* __restrict to) {
+  if constexpr (sizeof(*from) == sizeof(*to)) {
+    memcpy(to, from, kStrip * sizeof(Row));
   } else {
-    for (int i = 0; i < kStrip; ++i) to[i] = static_cast<To>(from[i]);
+    for (int i = 0; i < kStrip; ++i) to[i] = from[i];
   }
 }
 
@@ -365,7 +364,7 @@ struct StripLevel {
           store_vector(to + column, __builtin_convertvector(words, HalfWords16));
         }
       } else {
-        copy_row(from, to);
+        memcpy(to, from, kStrip * sizeof(Row));
       }
     }
     return all_bits<uint32_t>(any);
