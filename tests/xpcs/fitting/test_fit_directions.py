@@ -16,9 +16,9 @@ import jaxkern as jk
 from jaxkern.xpcs.fitting import fit as fitting
 from jaxkern.xpcs.fitting.parameters import PeriodicBounds
 from jaxkern.xpcs.fitting.passes import PassProgram
-from jaxkern.xpcs.fitting.result import undetermined
 from jaxkern.xpcs.fitting.sampling import RowSample, resolve_noise, sample_rows
 from jaxkern.xpcs.fitting.search import _ThinnedProblem
+from jaxkern.xpcs.fitting.verdict import undetermined
 
 N = 60
 PHI = np.linspace(0.0, 157.5, 8)

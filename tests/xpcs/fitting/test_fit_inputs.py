@@ -14,8 +14,8 @@ from support.xpcs import words
 from support.xpcs.fit_checks import model_of
 
 import jaxkern as jk
-from jaxkern.xpcs.fitting.result import rank_warnings
 from jaxkern.xpcs.fitting.solver import covariance
+from jaxkern.xpcs.fitting.verdict import rank_warnings
 
 N = 40
 
