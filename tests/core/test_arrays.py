@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import signal
+import threading
 import zipfile
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -22,13 +24,19 @@ def test_archive_contains_the_arrays():
 
 
 def test_interrupt_is_raised(monkeypatch):
-    close = zipfile._ZipWriteFile.close
+    close, result, is_waiting = zipfile._ZipWriteFile.close, Future.result, threading.Event()
 
     def interrupted(file):
+        is_waiting.wait()  # CPython may lose an interrupt of the start of a thread
         signal.raise_signal(signal.SIGINT)
         close(file)
 
+    def waited(future):
+        is_waiting.set()
+        return result(future)
+
     monkeypatch.setattr(zipfile._ZipWriteFile, "close", interrupted)
+    monkeypatch.setattr(Future, "result", waited)
     with pytest.raises(KeyboardInterrupt):
         npz_bytes({"a": np.arange(5)})
 
